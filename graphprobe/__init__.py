@@ -1,0 +1,73 @@
+"""graphprobe: which forwards ran as a CUDA graph, which fell back to eager, why, and what each path cost.
+
+The public names. Importing this package imports the standard library only: torch comes with `capture`, a metrics
+client with `start_exporter`, when they are first used.
+
+`snapshot` and `observe` are functions, and also the names of the modules that define their types: take those with
+``from graphprobe.snapshot import Row``, since ``import graphprobe.snapshot as name`` yields the function.
+"""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from graphprobe.buckets import coverage, decode_buckets
+from graphprobe.errors import CaptureError, ConfigError, DidNotInstrument, GraphprobeError, SourceError
+from graphprobe.ledger import LEDGER, ignore
+
+# Loading a submodule binds its name here, once. These two are loaded now, so that no later import of theirs can
+# put the module in the place of the function of the same name.
+from graphprobe.observe import observe
+from graphprobe.reasons import FallbackReason
+from graphprobe.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from graphprobe.export.prometheus import start_exporter
+    from graphprobe.graphed import capture
+    from graphprobe.tools.table import table
+
+__all__ = [
+    "CaptureError",
+    "ConfigError",
+    "DidNotInstrument",
+    "FallbackReason",
+    "GraphprobeError",
+    "Snapshot",
+    "SourceError",
+    "capture",
+    "coverage",
+    "decode_buckets",
+    "ignore",
+    "observe",
+    "snapshot",
+    "start_exporter",
+    "table",
+]
+
+_LAZY = {
+    "capture": "graphprobe.graphed",
+    "start_exporter": "graphprobe.export.prometheus",
+    "table": "graphprobe.tools.table",
+}
+
+
+def snapshot() -> Snapshot:
+    """A frozen copy of everything counted in this process; safe from any thread."""
+    return LEDGER.snapshot()
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
+# Hidden from type checkers, to which it would make every misspelt name valid.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_LAZY[name]), name)
+        return value

@@ -1,0 +1,189 @@
+"""The recorder: a graph for the CPU, made of the operators that one run dispatched.
+
+It has what makes a CUDA graph dangerous, so that code can be tested without a GPU: outputs that the next replay
+overwrites, fixed shapes, Python values frozen at capture, replaced storage that is not seen, no result for the
+host. It is no model of a graph's speed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from graphprobe.backends.base import Backend, capture_state, explained
+from graphprobe.errors import CaptureError
+from graphprobe.timers import ClockTimer, Timer
+from graphprobe.watch import storage, tensors_in, writes_of
+
+Step = Callable[[], None]
+
+
+class Tape:
+    """The operators of one run, bound to the run's own tensors."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.views: list[torch.Tensor] = []
+        self.made: list[torch.Tensor] = []
+
+    def replay(self) -> None:
+        """Run every step; the results land in the tensors of the recording run."""
+        for step in self.steps:
+            step()
+
+    def reset(self) -> None:
+        """Drop the steps and their tensors."""
+        self.steps, self.views, self.made = [], [], []
+
+
+class _Recording(TorchDispatchMode):
+    """Runs each operator and writes it on a tape. ``undo`` holds what the run changed outside."""
+
+    def __init__(self, tape: Tape, generators: tuple[torch.Generator, ...]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tape = tape
+        self.generators = generators
+        self.undo: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._aliases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._originals: dict[int, torch.Tensor] = {}
+        self._inside: dict[int, torch.Tensor] = {}
+        self._saved: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        for value in (*args, *(kwargs or {}).values()):
+            if isinstance(value, torch.Generator) and not any(value is g for g in self.generators):
+                raise CaptureError(f"{func} uses a generator that is not named in generators=")
+        held = self._hold(args)
+        named = {name: self._hold(value) for name, value in (kwargs or {}).items()}
+        written = list(writes_of(func, held, named))
+        for tensor in written:
+            self._save(tensor)
+        result = func(*held, **named)
+        self._record(func, held, named, result, bool(written))
+        return self._give(result)
+
+    def _save(self, tensor: torch.Tensor) -> None:
+        if id(tensor) in self._originals and storage(tensor) not in self._saved:
+            self._saved.add(storage(tensor))
+            whole = _whole(tensor)
+            self.undo.append((whole, whole.clone()))
+
+    def _hold(self, value: Any) -> Any:
+        """``value`` with every outside tensor replaced by an alias of its present memory.
+
+        The alias keeps the storage, not the caller's tensor: a tensor whose ``.data`` is replaced later is read
+        at its old address, as by a CUDA graph, and its owner can still let go of it.
+        """
+        if isinstance(value, torch.Tensor):
+            return value if id(value) in self._inside else self._alias(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._hold(item) for item in value)
+        return value
+
+    def _alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in self._aliases:
+            alias = tensor.detach()
+            self._aliases[id(tensor)] = (tensor, alias)
+            self._originals[id(alias)] = tensor
+        return self._aliases[id(tensor)][1]
+
+    def _give(self, value: Any) -> Any:
+        # An in-place operator returns its argument, and the forward may rely on that identity.
+        if isinstance(value, torch.Tensor):
+            return self._originals.get(id(value), value)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._give(item) for item in value)
+        return value
+
+    def _record(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any, writes: bool) -> None:
+        outs = [out for out in tensors_in(result) if id(out) not in self._originals]
+        inputs = {storage(t) for t in tensors_in((args, *kwargs.values()))}
+        fresh = [] if writes else [i for i, out in enumerate(outs) if storage(out) not in inputs]
+        self._inside.update((id(out), out) for out in outs)
+        self.tape.views += outs
+        self.tape.made += [outs[i] for i in fresh]
+        if fresh or writes:
+            self.tape.steps.append(_step(func, args, kwargs, outs, fresh))
+
+    def restore(self) -> None:
+        """Put back what the recording run changed in place."""
+        for target, saved in reversed(self.undo):
+            target.copy_(saved)
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    memory = tensor.untyped_storage()
+    flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    count = memory.nbytes() // tensor.element_size()
+    return flat.set_(memory, 0, (count,), (1,))
+
+
+def _step(func: Any, args: Any, kwargs: dict[str, Any], outs: list[torch.Tensor], fresh: list[int]) -> Step:
+    if not fresh:
+        return lambda: func(*args, **kwargs)
+    if len(outs) == 1:
+        out = outs[0]
+
+        def one() -> None:
+            out.copy_(func(*args, **kwargs))
+
+        return one
+
+    def several() -> None:
+        new = list(tensors_in(func(*args, **kwargs)))
+        for i in fresh:
+            outs[i].copy_(new[i])
+
+    return several
+
+
+class RecorderBackend(Backend):
+    """Records on the CPU."""
+
+    name = "recorder"
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._tapes: weakref.WeakSet[Tape] = weakref.WeakSet()
+
+    def capture(self, run: Callable[[], Any], generators: tuple[torch.Generator, ...] = ()) -> tuple[Tape, Any]:
+        """The tape of ``run()``. In-place changes of the recording run are undone, so the first replay is the run."""
+        allowed = (torch.default_generator, *generators)
+        tape, states = Tape(), [(g, g.get_state()) for g in allowed]
+        recording = _Recording(tape, allowed)
+        try:
+            with capture_state(), recording:
+                result = run()
+        except BaseException as error:
+            tape.reset()
+            if isinstance(error, Exception):
+                raise explained(error) from error
+            raise
+        finally:
+            self._undo(recording, states)
+        self._tapes.add(tape)
+        return tape, result
+
+    def _undo(self, recording: _Recording, states: list[tuple[torch.Generator, torch.Tensor]]) -> None:
+        recording.restore()
+        for generator, state in states:
+            generator.set_state(state)
+
+    def pool_bytes(self) -> int | None:
+        """Bytes of the tensors that the recorded operators made."""
+        sizes = {storage(t): t.untyped_storage().nbytes() for tape in self._tapes for t in tape.made}
+        return sum(sizes.values())
+
+    def release(self) -> None:
+        """Forget the tapes."""
+        self._tapes = weakref.WeakSet()
+
+    def timer(self) -> Timer:
+        """A wall clock: the CPU runs what it is asked at once."""
+        return ClockTimer()

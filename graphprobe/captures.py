@@ -1,0 +1,206 @@
+"""Which graphs exist and which may be made: backends, signatures, captures, and the end of graphs."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from graphprobe.backends import for_device
+from graphprobe.backends.base import CAPTURE_LOCK, Backend
+from graphprobe.calls import Call
+from graphprobe.errors import CaptureError
+from graphprobe.ledger import Forward
+from graphprobe.options import Options
+from graphprobe.plans import Plans
+from graphprobe.reasons import FallbackReason
+from graphprobe.recording import Invoke, record
+from graphprobe.routes import Turn
+from graphprobe.sampling import Sampler
+from graphprobe.signatures import Signature, Signatures
+
+FAILURES = 2
+"""Failed captures of a bucket after which it is given up."""
+
+MOVES = 3
+"""Times a bucket is captured anew because a tensor it reads was replaced, before it is left eager."""
+
+_thread = threading.local()
+
+
+def capturing() -> bool:
+    """Whether this thread is inside a capture of ours: what it calls is part of that graph, not a call."""
+    return getattr(_thread, "capturing", False)
+
+
+class Captures:
+    """The graphs of one wrapper. ``turn`` is held over every replay, capture and reset."""
+
+    def __init__(self, options: Options, entry: Forward, invoke: Invoke, plans: Plans, sampler: Sampler) -> None:
+        self.options = options
+        self.entry = entry
+        self.signatures = Signatures(options.max_graphs)
+        self.turn = Turn()
+        self.closed = False
+        self.backend: Backend | None = None
+        self._invoke = invoke
+        self._plans = plans
+        self._sampler = sampler
+
+    def backend_for(self, device: torch.device) -> Backend | None:
+        """The backend for tensors on ``device``, None where they can only run eagerly."""
+        if self.backend is not None and self.backend.device == device:
+            return self.backend
+        if self.backend is not None and self.signatures.graphs:
+            # One wrapper, one pool: tensors on a second device run eagerly.
+            return None
+        backend = for_device(self.options.backend, device, self.options.pool)
+        if backend is not None:
+            self.backend = backend
+            self.entry.backend = backend.name
+            self._sampler.use(backend)
+        return backend
+
+    def signature(self, call: Call) -> tuple[Signature | None, FallbackReason | None]:
+        """The signature of a call, or why it may not start one."""
+        signature = self.signatures.find(call, self._bury_all)
+        if signature is not None:
+            return signature, None
+        reason = self._closed_reason()
+        return (None, reason) if reason is not None else (self.signatures.add(call), None)
+
+    def _bury_all(self, signature: Signature) -> None:
+        for bucket in list(signature.graphs):
+            self.bury(signature, bucket)
+
+    def _closed_reason(self) -> FallbackReason | None:
+        if self.may_capture():
+            return FallbackReason.GRAPH_LIMIT if self.signatures.full else None
+        if not self.signatures.graphs:
+            return FallbackReason.NOT_CAPTURED
+        text = "these arguments differ from those that were captured (dtype, device, shape, value, mode or structure)"
+        self.entry.explain("signature/closed", f"eager (signature): {text}, and nothing is captured any more")
+        return FallbackReason.SIGNATURE
+
+    def may_capture(self) -> bool:
+        """Whether this thread may capture now: during warm-up, or in traffic where that is allowed."""
+        if self.warming:
+            return True
+        return not self.closed if self.options.lazy is None else self.options.lazy
+
+    @property
+    def warming(self) -> bool:
+        """Whether this thread is warming up this wrapper."""
+        return getattr(_thread, "warming", None) is self
+
+    @contextlib.contextmanager
+    def warm(self) -> Iterator[None]:
+        """Inside, this thread may capture although traffic may not."""
+        _thread.warming = self
+        try:
+            yield
+        finally:
+            _thread.warming = None
+
+    def blocked(self, signature: Signature, bucket: int) -> FallbackReason | None:
+        """Why ``bucket`` has no graph that can be replayed now; None where it has one."""
+        captured = signature.graphs.get(bucket)
+        if captured is not None:
+            return None if captured.life.live else self.bury(signature, bucket)
+        if bucket in signature.lost:
+            return signature.lost[bucket]
+        if signature.in_autograd:
+            return FallbackReason.GRAD
+        if not self.may_capture():
+            return FallbackReason.NOT_CAPTURED
+        if self.signatures.full:
+            return FallbackReason.GRAPH_LIMIT
+        return FallbackReason.DISTRIBUTED if self._ranks_may_differ() else FallbackReason.WARMUP
+
+    def _ranks_may_differ(self) -> bool:
+        if self.options.agree is not None or self.options.lazy or self.warming:
+            return False
+        return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+    def bury(self, signature: Signature, bucket: int) -> FallbackReason:
+        """Remove a graph that must not be replayed; the call that finds it is eager for the graph's reason."""
+        with self.turn:
+            captured = signature.graphs.pop(bucket, None)
+            if captured is None:
+                return FallbackReason.STATIC_MOVED
+            captured.drop()
+        reason = captured.life.reason
+        self._plans.forget()
+        self.entry.live[bucket] = self.signatures.captured(bucket)
+        moves = signature.moves[bucket] = signature.moves.get(bucket, 0) + 1
+        text = f"bucket {bucket}: {reason.meaning}"
+        if reason is FallbackReason.VERIFY_FAILED or moves >= MOVES or not self.may_capture():
+            signature.lost[bucket] = reason
+            text += "; it stays eager"
+            if reason is FallbackReason.STATIC_MOVED:
+                text += " (per-step tensors outside the arguments need context=)"
+        self.entry.explain(f"{reason}/{bucket}/{moves}", text)
+        return reason
+
+    def capture(self, owner: Any, call: Call, signature: Signature, bucket: int) -> FallbackReason | None:
+        """Capture ``bucket`` from this call's arguments; the reason where that did not work."""
+        if not CAPTURE_LOCK.acquire(blocking=False):
+            return FallbackReason.BUSY
+        try:
+            with self.turn:
+                self.turn.closed = _thread.capturing = True
+                return self._capture(owner, call, signature, bucket)
+        finally:
+            self.turn.closed = _thread.capturing = False
+            CAPTURE_LOCK.release()
+
+    def _capture(self, owner: Any, call: Call, signature: Signature, bucket: int) -> FallbackReason | None:
+        assert self.backend is not None
+        began, before = time.perf_counter(), self.backend.pool_bytes()
+        try:
+            captured = record(self.backend, self.options, self._invoke, owner, call, signature, bucket)
+        except (CaptureError, torch.OutOfMemoryError) as error:
+            return self._failed(signature, bucket, error, time.perf_counter() - began)
+        seconds, after = time.perf_counter() - began, self.backend.pool_bytes()
+        if torch.is_grad_enabled() and captured.outputs.in_autograd:
+            captured.drop()
+            signature.in_autograd = True
+            return FallbackReason.GRAD
+        signature.graphs[bucket] = captured
+        signature.shapes.observe(captured.rows, captured.outputs.node, captured.outputs.tensors)
+        self.entry.captured(bucket, "ok", seconds, None if before is None or after is None else after - before)
+        self.entry.pools[id(self)] = after
+        self._plans.forget()
+        self._mention_hooks(owner)
+        return None
+
+    def _mention_hooks(self, owner: Any) -> None:
+        if not isinstance(owner, torch.nn.Module):
+            return
+        hooked = [n for n, m in owner.named_modules() if n and (m._forward_hooks or m._forward_pre_hooks)]
+        if hooked:
+            self.entry.explain("hooks", f"forward hooks are bypassed by replays: {', '.join(hooked[:5])}")
+
+    def _failed(self, signature: Signature, bucket: int, error: Exception, seconds: float) -> FallbackReason:
+        outcome = error.outcome if isinstance(error, CaptureError) else "oom"
+        signature.failures[bucket] = signature.failures.get(bucket, 0) + 1
+        if outcome == "oom" or signature.failures[bucket] >= FAILURES:
+            signature.lost[bucket] = FallbackReason.CAPTURE_FAILED
+        self.entry.captured(bucket, outcome, seconds, None)
+        self.entry.explain(f"capture_failed/{bucket}", f"capturing bucket {bucket} failed: {error}")
+        return FallbackReason.CAPTURE_FAILED
+
+    def reset(self) -> None:
+        """Drop every graph and give the pool back. Counts stay."""
+        with self.turn:
+            self._plans.clear()
+            self.signatures.clear()
+            for bucket in self.entry.live:
+                self.entry.live[bucket] = False
+            self.entry.pools.pop(id(self), None)
+            if self.backend is not None:
+                self.backend.release()

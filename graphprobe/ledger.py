@@ -1,0 +1,274 @@
+"""The ledger: plain integers that the serving thread increments and every reader copies.
+
+A cell is a list of one integer. Whoever dispatches fetches its cell once, keeps it and does ``cell[0] += 1``:
+that is all a count costs. Nothing here knows a metrics client. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from graphprobe import errors
+from graphprobe.buckets import Buckets
+from graphprobe.reasons import FallbackReason
+from graphprobe.snapshot import ForwardSnapshot, Row, Snapshot, Times
+
+logger = logging.getLogger("graphprobe")
+
+Cell = list[int]
+"""One count. ``cell[0] += 1`` loses nothing under the GIL: no bytecode in between may switch threads."""
+
+FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()
+"""Without a GIL an increment takes ``COUNT_LOCK``."""
+
+COUNT_LOCK = threading.Lock()
+
+EXACT_SIZES = 16_384
+"""Batch sizes kept exactly per forward; a new size beyond that is counted under the next power of two."""
+
+BOUNDS: tuple[float, ...] = tuple(50e-6 * 2**k for k in range(15))
+"""Upper bounds of the duration histogram in seconds: 50 us to 0.82 s, doubling. Above: the overflow count."""
+
+CAUSES = 256
+"""Free-text causes kept per forward."""
+
+
+def add(cell: Cell, calls: int = 1) -> None:
+    """Count off the hot path; exact on every build."""
+    with COUNT_LOCK:
+        cell[0] += calls
+
+
+class Forward:
+    """Everything counted for one forward name. Cells are handed out and never replaced or reset."""
+
+    def __init__(
+        self, name: str, buckets: Buckets | None = None, *, unit: str = "rows", source: str = "capture"
+    ) -> None:
+        self.name = name
+        self.buckets = buckets
+        self.unit = unit
+        self.source = source
+        self.role = ""
+        self.backend = ""
+        self.uncovered: dict[str, int] = {}
+        self.graph: dict[tuple[str, str, int, int], Cell] = {}
+        self.eager: dict[tuple[str, int, FallbackReason], Cell] = {}
+        self.captures: dict[tuple[int, str], int] = {}
+        self.capture_seconds: dict[int, float] = {}
+        self.pool_growth: dict[int, int] = {}
+        self.live: dict[int, bool] = {}
+        self.pools: dict[int, int | None] = {}
+        self.pool_estimate_bytes: int | None = None
+        self.kv_capacity_tokens: int | None = None
+        self.times: dict[tuple[str, str, str, int | None], list[float]] = {}
+        self.dropped: Cell = [0]
+        self.mismatches: dict[int, int] = {}
+        self.causes: dict[str, str] = {}
+        self._sizes: set[int] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def pool_bytes(self) -> int | None:
+        """Bytes reserved for graphs by all wrappers of this name, None where one of them cannot tell."""
+        known = list(self.pools.values())
+        return None if not known or None in known else sum(n for n in known if n is not None)
+
+    def graph_cell(self, size: int, bucket: int, phase: str = "decode", mode: str = "full") -> Cell:
+        """The cell of graph calls with ``size`` units replayed in ``bucket``."""
+        with self._lock:
+            return self.graph.setdefault((phase, mode, self._known(size), bucket), [0])
+
+    def eager_cell(self, size: int, reason: FallbackReason, phase: str = "decode") -> Cell:
+        """The cell of eager calls with ``size`` units for ``reason``."""
+        with self._lock:
+            return self.eager.setdefault((phase, self._known(size), reason), [0])
+
+    def time(self, path: str, bucket: int | None, seconds: float, phase: str = "decode", mode: str = "") -> None:
+        """Add one measured forward: ``seconds`` of stream time on a GPU, of wall time on the recorder."""
+        key = (phase, path, mode, bucket)
+        with self._lock:
+            row = self.times.get(key)
+            if row is None:
+                row = self.times[key] = [0.0] * (len(BOUNDS) + 2)
+            row[bisect_left(BOUNDS, seconds)] += 1
+            row[-1] += seconds
+
+    def captured(self, bucket: int, outcome: str, seconds: float, growth: int | None) -> None:
+        """Record one attempt to capture ``bucket``; ``outcome`` is ok, error or oom; ``growth`` in bytes."""
+        with self._lock:
+            key = (bucket, outcome)
+            self.captures[key] = self.captures.get(key, 0) + 1
+            if outcome == "ok":
+                self.capture_seconds[bucket] = seconds
+                self.live[bucket] = True
+                if growth is not None:
+                    self.pool_growth[bucket] = growth
+
+    def mismatch(self, bucket: int) -> None:
+        """Count one graph result that differed from eager."""
+        with self._lock:
+            self.mismatches[bucket] = self.mismatches.get(bucket, 0) + 1
+
+    def explain(self, key: str, text: str, level: int = logging.WARNING) -> None:
+        """Keep ``text`` as the cause under ``key`` and log it the first time the key is seen."""
+        with self._lock:
+            known = key in self.causes
+            if known or len(self.causes) < CAUSES:
+                self.causes[key] = text
+            elif not known:
+                return
+        if not known:
+            logger.log(level, "%s: %s", self.name, text)
+
+    def forget(self) -> None:
+        """Start from zero in a forked child; cells that were handed out go on counting from zero."""
+        self._lock = threading.Lock()
+        for cell in (*self.graph.values(), *self.eager.values(), self.dropped):
+            cell[0] = 0
+        for table in (self.captures, self.capture_seconds, self.pool_growth, self.times, self.mismatches, self.causes):
+            table.clear()
+        self.live = dict.fromkeys(self.live, False)
+        self.pools = {}
+
+    def snapshot(self) -> ForwardSnapshot:
+        """A frozen copy; safe from any thread, holds no lock that a forward takes for counting."""
+        rows = [
+            Row(size, "graph", bucket, None, cell[0], cell[0] * max(0, bucket - size), phase, mode)
+            for (phase, mode, size, bucket), cell in list(self.graph.items())
+        ]
+        rows += [
+            Row(size, "eager", None, reason, cell[0], 0, phase, "")
+            for (phase, size, reason), cell in list(self.eager.items())
+        ]
+        times = {
+            key: Times(int(sum(row[:-1])), row[-1], tuple(int(n) for n in row[:-1]))
+            for key, row in ((key, list(row)) for key, row in list(self.times.items()))
+        }
+        captures: dict[int, int] = {}
+        outcomes: dict[tuple[int, str], int] = dict(list(self.captures.items()))
+        for (bucket, outcome), count in outcomes.items():
+            captures[bucket] = captures.get(bucket, 0) + (count if outcome == "ok" else 0)
+        return ForwardSnapshot(
+            name=self.name,
+            buckets=tuple(self.buckets) if self.buckets else (),
+            unit=self.unit,
+            source=self.source,
+            role=self.role,
+            backend=self.backend,
+            rows=tuple(row for row in sorted(rows, key=Row.order) if row.calls),
+            times=times,
+            captures=captures,
+            capture_outcomes=outcomes,
+            capture_seconds=dict(list(self.capture_seconds.items())),
+            live=dict(list(self.live.items())),
+            pool_bytes=self.pool_bytes,
+            pool_growth=dict(list(self.pool_growth.items())),
+            pool_estimate_bytes=self.pool_estimate_bytes,
+            kv_capacity_tokens=self.kv_capacity_tokens,
+            uncovered=dict(list(self.uncovered.items())),
+            dropped=self.dropped[0],
+            mismatches=dict(list(self.mismatches.items())),
+            causes=dict(list(self.causes.items())),
+        )
+
+    def _known(self, size: int) -> int:
+        if size in self._sizes:
+            return size
+        if len(self._sizes) >= EXACT_SIZES:
+            return 1 << (size - 1).bit_length()
+        self._sizes.add(size)
+        return size
+
+
+class Ledger:
+    """All forwards of a process (or of one measurement) by name."""
+
+    def __init__(self) -> None:
+        self.forwards: dict[str, Forward] = {}
+        self.hooks: dict[tuple[str, str], bool] = {}
+        self.replays_seen: Cell | None = None
+        self._lock = threading.Lock()
+
+    def forward(
+        self, name: str, buckets: Buckets | None = None, *, unit: str = "rows", source: str = "capture"
+    ) -> Forward:
+        """The entry for ``name``, made at its first use; equal names share it and the first bucket list wins."""
+        with self._lock:
+            entry = self.forwards.get(name)
+            if entry is None:
+                entry = self.forwards[name] = Forward(name, buckets, unit=unit, source=source)
+        if buckets is not None and entry.buckets is None:
+            entry.buckets = buckets
+        if buckets is not None and entry.buckets != buckets:
+            text = f"buckets {list(buckets)} differ from the first list of this name, {list(entry.buckets or ())}"
+            entry.explain(f"buckets/{list(buckets)}", f"{text}; the metrics keep the first, give one of them a name=")
+        return entry
+
+    def snapshot(self) -> Snapshot:
+        """A frozen copy of everything; safe from any thread."""
+        seen = self.replays_seen
+        return Snapshot(
+            forwards={name: entry.snapshot() for name, entry in list(self.forwards.items())},
+            internal_errors=dict(list(errors.internal_errors.items())),
+            hooks=dict(list(self.hooks.items())),
+            replays_seen=None if seen is None else seen[0],
+        )
+
+    def forget(self) -> None:
+        """Start from zero in a forked child."""
+        self._lock = threading.Lock()
+        for entry in self.forwards.values():
+            entry.forget()
+        if self.replays_seen is not None:
+            self.replays_seen[0] = 0
+
+
+LEDGER = Ledger()
+"""The ledger of this process: what `graphprobe.snapshot()` reads and the exporters serve."""
+
+
+class Ignoring(threading.local):
+    """Depth of :func:`ignore` in this thread."""
+
+    depth = 0
+
+
+_ignoring = Ignoring()
+ignore_active: Cell = [0]
+"""How many `ignore()` blocks are open in the process: the hot path looks here before it looks at its thread."""
+
+
+@contextlib.contextmanager
+def ignore() -> Iterator[None]:
+    """Calls of this thread inside the block are served as usual and counted nowhere (dummy and profiling runs)."""
+    add(ignore_active)
+    _ignoring.depth += 1
+    try:
+        yield
+    finally:
+        _ignoring.depth -= 1
+        add(ignore_active, -1)
+
+
+def ignored() -> bool:
+    """Whether calls of this thread are to be counted nowhere."""
+    return ignore_active[0] > 0 and _ignoring.depth > 0
+
+
+def _after_fork() -> None:
+    global COUNT_LOCK
+    COUNT_LOCK = threading.Lock()
+    ignore_active[0] = _ignoring.depth
+    errors.internal_errors.clear()
+    LEDGER.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,505 @@
+"""The metric contract: every name, unit, label and help text, and the samples that a snapshot stands for.
+
+Nothing else in graphprobe spells a metric name. The functions are pure: the same snapshot gives the same samples in
+every exporter. The hit rate is no metric: a recording rule derives it. Standard library only.
+
+Above ``LIMIT`` label sets a forward is folded step by step (see ``STEPS``): calls are summed under coarser labels,
+never dropped. The text of a range names its set, so a series means the same at every step, and a forward never goes
+back to a finer step, so no counter falls.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import importlib.metadata
+import logging
+import os
+import re
+import sys
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from graphprobe.reasons import FallbackReason
+from graphprobe.snapshot import ForwardSnapshot, Row, Snapshot, Times
+
+logger = logging.getLogger("graphprobe")
+
+CONTRACT = "1"
+"""Version of this contract; names, labels and meanings change only with it."""
+
+EXACT_LABELS = 64
+"""Batch sizes up to this one are a label value each."""
+
+LIMIT = 500
+"""Most label sets of one forward; a histogram counts as one."""
+
+UNITS = {"s": "seconds", "By": "bytes"}
+"""Units that end a metric's name, as OpenTelemetry writes them -> as Prometheus does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One line of the contract. ``unit`` is UCUM, as OpenTelemetry wants it; ``combine`` is how label sets fold."""
+
+    name: str
+    kind: str
+    unit: str
+    labels: tuple[str, ...]
+    help: str
+    combine: str = "sum"
+
+    @property
+    def family(self) -> str:
+        """The name without the suffix that Prometheus clients add themselves (``_total``, ``_info``)."""
+        return self.name.removesuffix("_total").removesuffix("_info")
+
+    @property
+    def otel_name(self) -> str:
+        """The OpenTelemetry name: dots, neither kind nor unit (a Prometheus exporter adds both again)."""
+        return self.name.removesuffix("_total").removesuffix("_" + UNITS.get(self.unit, " ")).replace("_", ".")
+
+
+GRAPH_CALLS = Metric(
+    "graphprobe_graph_calls_total",
+    "counter",
+    "{call}",
+    ("forward", "phase", "mode", "batch_size", "bucket"),
+    "Calls of a forward whose result came from a graph.",
+)
+EAGER_CALLS = Metric(
+    "graphprobe_eager_calls_total",
+    "counter",
+    "{call}",
+    ("forward", "phase", "batch_size", "reason"),
+    "Calls of a forward that ran eagerly, by the reason why.",
+)
+PADDING_ROWS = Metric(
+    "graphprobe_padding_rows_total",
+    "counter",
+    "{row}",
+    ("forward", "phase", "bucket"),
+    "Rows added to reach a bucket, in the unit of the forward.",
+)
+FORWARD_DURATION = Metric(
+    "graphprobe_forward_duration_seconds",
+    "histogram",
+    "s",
+    ("forward", "phase", "path", "mode"),
+    "Sampled duration of a forward: stream time on a GPU, wall time elsewhere.",
+)
+FORWARD_SECONDS = Metric(
+    "graphprobe_forward_seconds_total",
+    "counter",
+    "s",
+    ("forward", "phase", "path", "bucket"),
+    "Sum of the sampled durations by bucket; bucket is empty where none applies.",
+)
+FORWARD_SAMPLES = Metric(
+    "graphprobe_forward_samples_total",
+    "counter",
+    "{sample}",
+    ("forward", "phase", "path", "bucket"),
+    "Number of sampled durations by bucket; bucket is empty where none applies.",
+)
+SAMPLES_DROPPED = Metric(
+    "graphprobe_timing_samples_dropped_total",
+    "counter",
+    "{sample}",
+    ("forward",),
+    "Samples of duration that were given up because too many were pending.",
+)
+CAPTURES = Metric(
+    "graphprobe_captures_total",
+    "counter",
+    "{capture}",
+    ("forward", "bucket", "outcome"),
+    "Attempts to capture a graph, by outcome: ok, error, oom.",
+)
+CAPTURE_DURATION = Metric(
+    "graphprobe_capture_duration_seconds",
+    "gauge",
+    "s",
+    ("forward", "bucket"),
+    "Duration of the last capture of a bucket.",
+    "max",
+)
+BUCKET_CAPTURED = Metric(
+    "graphprobe_bucket_captured",
+    "gauge",
+    "{graph}",
+    ("forward", "bucket"),
+    "1 while a graph of this bucket is ready to replay, 0 while none is.",
+    "min",
+)
+POOL_BYTES = Metric(
+    "graphprobe_graph_pool_bytes",
+    "gauge",
+    "By",
+    ("forward",),
+    "Device memory that the graphs of a forward hold; absent where unknown.",
+)
+POOL_GROWTH = Metric(
+    "graphprobe_graph_pool_growth_bytes",
+    "gauge",
+    "By",
+    ("forward", "bucket"),
+    "Change of the graph pool by the last capture of a bucket; may be negative in a shared pool.",
+)
+POOL_ESTIMATE = Metric(
+    "graphprobe_graph_pool_estimate_bytes",
+    "gauge",
+    "By",
+    ("forward",),
+    "What the engine itself estimated for its graphs.",
+)
+KV_CAPACITY = Metric(
+    "graphprobe_kv_capacity_tokens",
+    "gauge",
+    "{token}",
+    ("forward",),
+    "Tokens that the engine's KV cache holds.",
+)
+UNCOVERED_SIZES = Metric(
+    "graphprobe_uncovered_sizes",
+    "gauge",
+    "{size}",
+    ("forward", "phase"),
+    "Batch sizes that the engine may send and no bucket serves.",
+    "max",
+)
+VERIFY_MISMATCHES = Metric(
+    "graphprobe_verify_mismatches_total",
+    "counter",
+    "{mismatch}",
+    ("forward", "bucket"),
+    "Graph results that differed from the eager ones.",
+)
+REPLAYS_SEEN = Metric(
+    "graphprobe_replays_seen_total",
+    "counter",
+    "{replay}",
+    (),
+    "Graph launches seen by an independent count.",
+)
+HOOK_BOUND = Metric(
+    "graphprobe_hook_bound",
+    "gauge",
+    "{hook}",
+    ("engine", "hook"),
+    "1 while a hook into an engine is in place, 0 where it found nothing to hook.",
+)
+INTERNAL_ERRORS = Metric(
+    "graphprobe_internal_errors_total",
+    "counter",
+    "{error}",
+    ("where",),
+    "Failures of graphprobe itself by place; label_limit counts the folds of a forward with too many label sets.",
+)
+FORWARD_INFO = Metric(
+    "graphprobe_forward_info",
+    "info",
+    "",
+    ("forward", "unit", "buckets", "backend", "source", "role"),
+    "What a forward is: its unit, buckets, backend, who reports it, and its role in the engine.",
+)
+BUILD_INFO = Metric(
+    "graphprobe_build_info",
+    "info",
+    "",
+    ("version", "contract", "torch", "cuda", "device", "backend"),
+    "Versions of graphprobe, of this metric contract and of torch, and the device.",
+)
+
+CATALOGUE: tuple[Metric, ...] = (
+    GRAPH_CALLS,
+    EAGER_CALLS,
+    PADDING_ROWS,
+    FORWARD_DURATION,
+    FORWARD_SECONDS,
+    FORWARD_SAMPLES,
+    SAMPLES_DROPPED,
+    CAPTURES,
+    CAPTURE_DURATION,
+    BUCKET_CAPTURED,
+    POOL_BYTES,
+    POOL_GROWTH,
+    POOL_ESTIMATE,
+    KV_CAPACITY,
+    UNCOVERED_SIZES,
+    VERIFY_MISMATCHES,
+    REPLAYS_SEEN,
+    HOOK_BOUND,
+    INTERNAL_ERRORS,
+    FORWARD_INFO,
+    BUILD_INFO,
+)
+"""Every metric, in the order in which it is exposed."""
+
+
+class Distribution(NamedTuple):
+    """The value of a histogram: samples per bound of ``graphprobe.ledger.BOUNDS`` and above the last, and seconds."""
+
+    counts: tuple[int, ...]
+    sum: float
+
+
+Value = float | Distribution
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One label set of one metric. ``labels`` has the labels of the metric, in its order."""
+
+    metric: Metric
+    labels: Mapping[str, str]
+    value: Value
+
+
+class Step(NamedTuple):
+    """How one folding step writes a batch size, a bucket and a word (phase, mode); ``spare`` keeps spare zero rows."""
+
+    size: Callable[[int, Sequence[int]], str]
+    bucket: Callable[[int], str]
+    word: Callable[[str], str]
+    spare: bool = False
+
+
+def size_label(size: int, buckets: Sequence[int] = ()) -> str:
+    """The ``batch_size`` label: exact up to 64; above, one range per bucket, then powers of two."""
+    return _range(size, buckets, EXACT_LABELS)
+
+
+def _range(size: int, buckets: Sequence[int], exact: int) -> str:
+    if size <= exact:
+        return str(size)
+    index = bisect_left(buckets, size)
+    high = buckets[index] if index < len(buckets) else 1 << (size - 1).bit_length()
+    below = buckets[index - 1] if index else 0
+    low = max(below, exact, 0 if index < len(buckets) else high // 2) + 1
+    return str(high) if low == high else f"{low}-{high}"
+
+
+def _per_bucket(size: int, buckets: Sequence[int]) -> str:
+    return _range(size, buckets, 0)
+
+
+def _power(size: int, buckets: Sequence[int] = ()) -> str:
+    return _range(size, (), 0)
+
+
+def _all(value: object, buckets: Sequence[int] = ()) -> str:
+    return "all"
+
+
+STEPS = (
+    Step(size_label, str, str, spare=True),
+    Step(size_label, str, str),
+    Step(_per_bucket, str, str),
+    Step(_power, str, str),
+    Step(_all, str, str),
+    Step(_all, _power, str),
+    Step(_all, _all, _all),
+)
+"""From the contract's labels to one label set per reason. The first two differ by zero rows only: they fold nothing."""
+
+Point = tuple[Metric, dict[str, "str | int | None"], Value]
+
+
+def forward_samples(forward: ForwardSnapshot) -> tuple[list[Sample], int]:
+    """The samples of one forward within ``LIMIT``, and how many times its labels had to be folded for that."""
+    points = list(_points(forward))
+    spare = list(_spare_points(forward))
+    for folds, step in enumerate(STEPS[:-1], start=-1):
+        folded = _fold(points + spare if step.spare else points, step, forward)
+        if len(folded) <= LIMIT:
+            return folded, max(0, folds)
+    return _fold(points, STEPS[-1], forward), len(STEPS) - 2
+
+
+def process_samples(snapshot: Snapshot, folds: int = 0, build: Mapping[str, str] | None = None) -> list[Sample]:
+    """The samples that belong to no forward; ``folds`` is the sum over all forwards, ``build`` the build info."""
+    found = [Sample(INTERNAL_ERRORS, {"where": "label_limit"}, folds)]
+    found += [Sample(INTERNAL_ERRORS, {"where": _text(w)}, n) for w, n in snapshot.internal_errors.items()]
+    found += [
+        Sample(HOOK_BOUND, {"engine": _text(engine), "hook": _text(hook)}, int(bound))
+        for (engine, hook), bound in snapshot.hooks.items()
+    ]
+    if snapshot.replays_seen is not None:
+        found.append(Sample(REPLAYS_SEEN, {}, snapshot.replays_seen))
+    return [*found, Sample(BUILD_INFO, dict(build_info() if build is None else build), 1)]
+
+
+def samples(snapshot: Snapshot) -> list[Sample]:
+    """All samples of a snapshot, without the constant labels."""
+    parts = [forward_samples(forward) for forward in snapshot.forwards.values()]
+    return [s for part, _ in parts for s in part] + process_samples(snapshot, sum(folds for _, folds in parts))
+
+
+def _points(forward: ForwardSnapshot) -> Iterator[Point]:
+    yield from _born(forward)
+    for row in forward.rows:
+        yield from _row_points(row)
+    for key, times in forward.times.items():
+        yield from _time_points(*key, times)
+    yield from _capture_points(forward)
+    yield from _whole_points(forward)
+
+
+def _born(forward: ForwardSnapshot) -> Iterator[Point]:
+    """Zero rows: a counter whose first sample is above 0 shows no increase to Prometheus.
+
+    A snapshot does not say whether padding is allowed, so ``no_exact_bucket`` is born for padded forwards too, where it
+    stays 0.
+    """
+    for bucket in forward.buckets:
+        yield from _row_points(Row(bucket, "graph", bucket, None, 0, mode="full"))
+    if forward.buckets:
+        largest = forward.buckets[-1]
+        missing = set(range(1, min(EXACT_LABELS, largest) + 1)) - set(forward.buckets)
+        for size in sorted(missing):
+            yield from _row_points(Row(size, "eager", None, FallbackReason.NO_EXACT_BUCKET, 0))
+        yield from _row_points(Row(largest + 1, "eager", None, FallbackReason.BATCH_TOO_LARGE, 0))
+
+
+def _spare_points(forward: ForwardSnapshot) -> Iterator[Point]:
+    """Zero rows of failures, so that the first one is seen as an increase; given up first when labels run out."""
+    for bucket in forward.buckets if forward.source == "capture" else ():
+        yield CAPTURES, {"bucket": bucket, "outcome": "error"}, 0
+        yield CAPTURES, {"bucket": bucket, "outcome": "oom"}, 0
+        yield VERIFY_MISMATCHES, {"bucket": bucket}, 0
+
+
+def _row_points(row: Row) -> Iterator[Point]:
+    if row.path == "eager":
+        yield EAGER_CALLS, {"phase": row.phase, "batch_size": row.batch_size, "reason": str(row.reason)}, row.calls
+        return
+    where: dict[str, str | int | None] = {"phase": row.phase, "bucket": row.bucket}
+    yield GRAPH_CALLS, {**where, "mode": row.mode, "batch_size": row.batch_size}, row.calls
+    yield PADDING_ROWS, where, row.padding
+
+
+def _time_points(phase: str, path: str, mode: str, bucket: int | None, times: Times) -> Iterator[Point]:
+    yield FORWARD_DURATION, {"phase": phase, "path": path, "mode": mode}, Distribution(times.bounds, times.sum)
+    labels: dict[str, str | int | None] = {"phase": phase, "path": path, "bucket": bucket}
+    yield FORWARD_SECONDS, labels, times.sum
+    yield FORWARD_SAMPLES, labels, times.count
+
+
+def _capture_points(forward: ForwardSnapshot) -> Iterator[Point]:
+    for (bucket, outcome), count in forward.capture_outcomes.items():
+        yield CAPTURES, {"bucket": bucket, "outcome": outcome}, count
+    for bucket, seconds in forward.capture_seconds.items():
+        yield CAPTURE_DURATION, {"bucket": bucket}, seconds
+    known = dict.fromkeys(forward.buckets, False) if forward.source == "capture" else {}
+    for bucket, ready in {**known, **forward.live}.items():
+        yield BUCKET_CAPTURED, {"bucket": bucket}, int(ready)
+    for bucket, grown in forward.pool_growth.items():
+        yield POOL_GROWTH, {"bucket": bucket}, grown
+    for bucket, count in forward.mismatches.items():
+        yield VERIFY_MISMATCHES, {"bucket": bucket}, count
+
+
+def _whole_points(forward: ForwardSnapshot) -> Iterator[Point]:
+    yield SAMPLES_DROPPED, {}, forward.dropped
+    known = ((POOL_BYTES, forward.pool_bytes), (POOL_ESTIMATE, forward.pool_estimate_bytes))
+    for metric, value in (*known, (KV_CAPACITY, forward.kv_capacity_tokens)):
+        if value is not None:
+            yield metric, {}, value
+    for phase, count in forward.uncovered.items():
+        yield UNCOVERED_SIZES, {"phase": phase}, count
+    info: dict[str, str | int | None] = {"unit": forward.unit, "backend": forward.backend}
+    info |= {"source": forward.source, "role": forward.role, "buckets": ",".join(map(str, forward.buckets))}
+    yield FORWARD_INFO, info, 1
+
+
+def _fold(points: Sequence[Point], step: Step, forward: ForwardSnapshot) -> list[Sample]:
+    found: dict[tuple[Metric, tuple[str, ...]], Value] = {}
+    for metric, raw, value in points:
+        raw = {**raw, "forward": forward.name}
+        key = (metric, tuple(_written(label, raw[label], step, forward.buckets) for label in metric.labels))
+        found[key] = _combined(metric.combine, found[key], value) if key in found else value
+    return [Sample(metric, dict(zip(metric.labels, values, strict=True)), v) for (metric, values), v in found.items()]
+
+
+def _written(label: str, value: str | int | None, step: Step, buckets: Sequence[int]) -> str:
+    if value is None:
+        return ""
+    if label == "batch_size" and isinstance(value, int):
+        return step.size(value, buckets)
+    if label == "bucket" and isinstance(value, int):
+        return step.bucket(value)
+    return _text(step.word(str(value)) if label in ("phase", "mode") else str(value))
+
+
+def _combined(how: str, one: Value, other: Value) -> Value:
+    if isinstance(one, Distribution) and isinstance(other, Distribution):
+        return Distribution(tuple(a + b for a, b in zip(one.counts, other.counts, strict=True)), one.sum + other.sum)
+    assert not isinstance(one, Distribution) and not isinstance(other, Distribution)
+    return one + other if how == "sum" else max(one, other) if how == "max" else min(one, other)
+
+
+def _text(value: str) -> str:
+    # A lone surrogate (an environment variable or a name that is no UTF-8) would fail when the page is encoded.
+    return value.encode("utf-8", "replace").decode()
+
+
+LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+RESERVED = frozenset({"le", "quantile"}.union(*(metric.labels for metric in CATALOGUE)))
+"""Label names that the environment may not set."""
+
+
+def constant_labels(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Labels of every series: ``rank`` from RANK, and ``GRAPHPROBE_LABELS=key=value,...`` (which may override it).
+
+    What is malformed there is logged and left out, never raised.
+    """
+    environ = os.environ if environ is None else environ
+    rank = environ.get("RANK", "").strip()
+    found = {"rank": _text(rank)} if rank else {}
+    for pair in environ.get("GRAPHPROBE_LABELS", "").split(","):
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        if equals and LABEL_NAME.fullmatch(key) and key not in RESERVED:
+            found[key] = _text(value)
+        elif pair.strip():
+            logger.warning("GRAPHPROBE_LABELS: left out %r; write key=value, key a label name of your own", pair)
+    return found
+
+
+def build_info() -> dict[str, str]:
+    """The labels of ``graphprobe_build_info``. Never imports torch, never initialises CUDA; unknown is empty."""
+    torch = sys.modules.get("torch")
+    build = getattr(torch, "version", None)
+    built_for = next((name for name in ("cuda", "hip", "xpu") if getattr(build, name, None)), "")
+    return {
+        "version": str(getattr(sys.modules.get("graphprobe"), "__version__", "")),
+        "contract": CONTRACT,
+        "torch": str(getattr(torch, "__version__", "") or _installed("torch")),
+        "cuda": str(getattr(build, "cuda", None) or ""),
+        "device": _devices(),
+        "backend": _text(os.environ.get("GRAPHPROBE_BACKEND", "") or built_for),
+    }
+
+
+@functools.cache
+def _installed(distribution: str) -> str:
+    """The installed version of a distribution, empty where it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+@functools.cache
+def _devices() -> str:
+    # The driver's own text: asking torch for the name would initialise CUDA in the exporter's thread.
+    models = set()
+    for path in glob.glob("/proc/driver/nvidia/gpus/*/information"):
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                models |= {line.partition(":")[2].strip() for line in file if line.startswith("Model:")}
+        except OSError:
+            continue
+    return ", ".join(sorted(models))

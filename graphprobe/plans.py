@@ -1,0 +1,42 @@
+"""The look-up tables of the hot path: spelling -> plan -> route."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphprobe.calls import Call, Describer
+from graphprobe.routes import Plan
+
+MOST = 4096
+"""Structures, and sizes per structure, with cached decisions; others are decided afresh at each call."""
+
+
+class Plans:
+    """``hot`` has, for each spelling, the plan that served last. ``generation`` grows when graphs change."""
+
+    def __init__(self) -> None:
+        self.hot: dict[Any, Plan] = {}
+        self.generation = 0
+        self._structures: dict[Any, Plan] = {}
+
+    def plan(self, call: Call, describer: Describer) -> Plan:
+        """The plan of calls with the structure and the spelling of this one."""
+        key = (call.spelling, tuple(node.key for node in call.nodes))
+        plan = self._structures.get(key)
+        if plan is None:
+            plan = Plan(describer.picker(call), call.batch or (0, 0))
+            if len(self._structures) < MOST:
+                self._structures[key] = plan
+        return plan
+
+    def forget(self) -> None:
+        """Every decision is made afresh."""
+        self.generation += 1
+        self.hot = {}
+        for plan in list(self._structures.values()):
+            plan.forget()
+
+    def clear(self) -> None:
+        """Forget the structures, too."""
+        self.forget()
+        self._structures = {}

@@ -1,0 +1,163 @@
+"""Making one graph from one call: staging its inputs, running the forward on them under a capture."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from graphprobe.backends.base import Backend, Graph
+from graphprobe.calls import Args, Call, Kwargs
+from graphprobe.errors import CaptureError
+from graphprobe.options import Options
+from graphprobe.outputs import Outputs, described
+from graphprobe.routes import Captured
+from graphprobe.signature import Node, describe, parts
+from graphprobe.signatures import Signature
+from graphprobe.staging import Staging
+from graphprobe.watch import Watch
+
+Invoke = Callable[[Any, Args, Kwargs], Any]
+"""(owner, args, kwargs) -> the forward's result."""
+
+
+class Theirs(Exception):
+    """An exception of the caller's own callback, on its way through to the caller."""
+
+
+@contextlib.contextmanager
+def theirs() -> Iterator[None]:
+    """Marks what the caller's callbacks raise as theirs."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise Theirs from error
+
+
+def record(
+    backend: Backend, options: Options, invoke: Invoke, owner: Any, call: Call, signature: Signature, bucket: int
+) -> Captured:
+    """The graph of ``bucket`` for calls like ``call``. Raises CaptureError, or OutOfMemoryError from the staging."""
+    rows = bucket * options.rows_per_unit
+    with backend.scope():
+        staging = Staging(call.inputs, _widened(call, signature.widths), rows)
+        with theirs():
+            staging.copier(call.rows)(call.tensors)
+            if options.prepare is not None:
+                options.prepare(bucket, *call.args, **call.kwargs)
+        watch = Watch(staging.buffers, backend.device.type)
+        args, kwargs, rest = _on_buffers(call, staging)
+        before = _layouts(staging)
+
+        def run() -> Any:
+            with watch:
+                result = invoke(owner, args, kwargs)
+            _check_unchanged(call, args, kwargs, options)
+            return result
+
+        with _swapped(call.context, rest):
+            graph, result = backend.capture(run, options.generators)
+    try:
+        return _finished(call, signature, bucket, graph, staging, result, watch, before)
+    except CaptureError:
+        graph.reset()
+        raise
+
+
+def _finished(
+    call: Call,
+    signature: Signature,
+    bucket: int,
+    graph: Graph,
+    staging: Staging,
+    result: Any,
+    watch: Watch,
+    before: list[Any],
+) -> Captured:
+    if before != _layouts(staging):
+        raise CaptureError("the forward changes the shape or strides of an argument in place")
+    _check_apart(call, watch)
+    outside = watch.living()
+    outputs = Outputs(result, staging.rows, watch.outside, frozenset(id(value) for value in call.held))
+    _, tensors = described(result)
+    outside += [t for t in tensors if watch.outside(t) and not watch.derived(t)]
+    # A tensor that is passed by reference is compared by its address at every call; its object may be a fresh view.
+    passed = {id(t) for t, leaf in zip(call.tensors, call.leaves, strict=True) if leaf.kind == "static"}
+    staging.drifting = bool(watch.written)
+    signature.writes = signature.writes or ", ".join(sorted(set(watch.writes_outside)))
+    held = [part for value in call.held for part in parts(value)]
+    return Captured(bucket, graph, staging, outputs, watch, [t for t in outside if id(t) not in passed] + held)
+
+
+def _layouts(staging: Staging) -> list[Any]:
+    return [(buffer.shape, buffer.stride()) for buffer in staging.buffers]
+
+
+def _check_apart(call: Call, watch: Watch) -> None:
+    """Refuse arguments that share memory with one another, or with what the forward uses, where that is written."""
+    if not watch.written and not watch.writes_outside:
+        return
+    staged = [call.tensors[item.index] for item in call.inputs]
+    places = [t.untyped_storage().data_ptr() for t in call.tensors]
+    written = [staged[index].untyped_storage().data_ptr() for index in watch.written]
+    if any(places.count(place) > 1 for place in written) or any(watch.meets(t) for t in staged):
+        raise CaptureError("an argument shares memory with another tensor, and the forward writes to it")
+
+
+def _check_unchanged(call: Call, args: Args, kwargs: Kwargs, options: Options) -> None:
+    """Refuse a forward that changes the containers it is given: a replay would not."""
+    for node, _, place in call.roots:
+        if place is None or not node.children:
+            continue
+        value = args[place] if isinstance(place, int) else kwargs[place]
+        if describe(value, node.path, options.static).key != node.key:
+            raise CaptureError(f"the forward changes its argument `{node.path}`, which a replay would not")
+
+
+def _widened(call: Call, widths: tuple[int, ...]) -> list[torch.Tensor]:
+    """The call's tensors, the narrow ones at the width of the signature."""
+    tensors, remaining = list(call.tensors), iter(widths)
+    for item in call.inputs:
+        if item.narrow is not None:
+            shape = list(tensors[item.index].shape)
+            shape[item.narrow[0]] = next(remaining)
+            tensors[item.index] = tensors[item.index].new_empty(shape)
+    return tensors
+
+
+def _on_buffers(call: Call, staging: Staging) -> tuple[Args, Kwargs, Iterator[torch.Tensor]]:
+    """The call's arguments with the static inputs in place of its tensors; the buffers left are the context's."""
+    buffers = iter(staging.buffers)
+    args, kwargs = list(call.args), dict(call.kwargs)
+    for node, value, place in call.roots:
+        if isinstance(place, int):
+            args[place] = node.build(value, buffers)
+        elif place is not None:
+            kwargs[place] = node.build(value, buffers)
+    return tuple(args), kwargs, buffers
+
+
+@contextlib.contextmanager
+def _swapped(context: tuple[Node, Any] | None, buffers: Iterator[torch.Tensor]) -> Iterator[None]:
+    """The context's tensors are the static inputs inside, and the engine's own again afterwards."""
+    if context is None:
+        yield
+        return
+    node, holder = context
+    put = partial(object.__setattr__, holder) if node.kind == "fields" else holder.__setitem__
+    before = {n: node.child(holder, n) for n, child in node.branches if next(child.leaves("tensor"), None)}
+    staged = {n: child.build(before[n], buffers) for n, child in node.branches if n in before}
+    for name, value in staged.items():
+        put(name, value)
+    try:
+        yield
+        if any(node.child(holder, name) is not value for name, value in staged.items()):
+            raise CaptureError("the forward replaces a tensor of its context; write to it in place instead")
+    finally:
+        for name, value in before.items():
+            put(name, value)

@@ -1,0 +1,360 @@
+"""Routes: what a call whose decision is cached has left to do. The hot path of inlet 1 is in this file.
+
+A graph call: take the lock, look whether the graph lives, copy, replay, count, hand out. An eager call: run, count.
+Every Nth call of a route is a sampled one: it is timed, and what is too dear for every call is looked at.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from graphprobe.backends.base import Backend, Graph
+from graphprobe.dispatch import Decision
+from graphprobe.ledger import COUNT_LOCK, FREE_THREADED, Cell
+from graphprobe.options import Options
+from graphprobe.outputs import Make, Outputs
+from graphprobe.reasons import FallbackReason
+from graphprobe.signature import Guard, Picker, dispatch_modes
+from graphprobe.staging import Copier, Staging
+from graphprobe.watch import Pointers, Watch, follow
+
+MISS: Any = object()
+"""Returned by a graph route that cannot be obeyed now; nothing was launched and nothing counted."""
+
+CHECK = 64
+"""Calls of one route between two looks at the addresses of the weights."""
+
+Serve = Callable[[Any, tuple[Any, ...], dict[str, Any], tuple[torch.Tensor, ...], Cell], Any]
+"""(owner, args, kwargs, tensors, cell) -> the forward's result, or MISS."""
+
+Sampled = Callable[[list[str], Serve, tuple[Any, ...]], Any]
+"""(what is due, serve, serve's arguments) -> the result of serving, or MISS."""
+
+
+PAUSE = 50e-6
+"""Seconds between two looks at a turn that is taken: less than a forward takes."""
+
+
+class Turn:
+    """A lock whose free case costs two list operations: whoever has popped the token has the turn.
+
+    Both operations are atomic. ``closed`` is set during a capture, which nobody should wait for; ``thread`` is set
+    while callbacks of the caller run.
+    """
+
+    __slots__ = ("_woken", "closed", "pop", "push", "thread")
+
+    def __init__(self) -> None:
+        token: list[None] = [None]
+        self.pop = token.pop
+        self.push = token.append
+        self.closed = False
+        self.thread = 0
+        self._woken = threading.Event()
+
+    def wait(self) -> bool:
+        """Take the turn; False where a capture has it, or this thread itself (a callback that calls the wrapper)."""
+        while not self.closed and self.thread != threading.get_ident():
+            try:
+                self.pop()
+                return True
+            except IndexError:
+                self._woken.wait(PAUSE)
+        return False
+
+    def __enter__(self) -> None:
+        while True:
+            try:
+                return self.pop()
+            except IndexError:
+                self._woken.wait(PAUSE)
+
+    def __exit__(self, *_: object) -> None:
+        self.push(None)
+
+
+class Life:
+    """Whether a graph may be replayed. Plain fields: a weak reference's callback may run anywhere."""
+
+    __slots__ = ("live", "reason")
+
+    def __init__(self) -> None:
+        self.live = True
+        self.reason = FallbackReason.STATIC_MOVED
+
+    def lose(self, reason: FallbackReason = FallbackReason.STATIC_MOVED) -> None:
+        """The next call must not replay, for ``reason``."""
+        self.reason = reason
+        self.live = False
+
+
+class Captured:
+    """One graph of one bucket with the memory it reads and writes."""
+
+    __slots__ = (
+        "_refs",
+        "bucket",
+        "graph",
+        "life",
+        "outputs",
+        "pointers",
+        "random",
+        "rows",
+        "schedules",
+        "staging",
+        "written",
+    )
+
+    def __init__(
+        self, bucket: int, graph: Graph, staging: Staging, outputs: Outputs, watch: Watch, outside: list[Any]
+    ) -> None:
+        self.bucket = bucket
+        self.rows = staging.rows
+        self.graph = graph
+        self.staging = staging
+        self.outputs = outputs
+        self.schedules: dict[int, Schedule] = {}
+        self.written = tuple(staging.inputs[i].index for i in watch.written)
+        self.random = watch.random
+        self.life = Life()
+        # The callback holds the life, not the graph: a cycle would keep the pool until the next collection.
+        self._refs = follow(outside, self.life.lose)
+        self.pointers = Pointers([value for value in outside if isinstance(value, torch.Tensor)])
+
+    def shares(self, tensors: tuple[torch.Tensor, ...]) -> bool:
+        """Whether an input that the forward writes lies in the memory of another one: a graph copies them apart."""
+        if not self.written:
+            return False
+        places = [t.untyped_storage().data_ptr() for t in tensors]
+        return any(places.count(places[index]) > 1 for index in self.written)
+
+    def drop(self) -> None:
+        """Give up the graph and its memory."""
+        self.life.live = False
+        self.graph.reset()
+
+
+class Route:
+    """A cached decision for one size, with the guards under which it holds.
+
+    ``guard`` compares what the tensors are, ``strays`` (None where nothing else can differ) says whether something
+    else does: see :func:`strays`.
+    """
+
+    __slots__ = ("cell", "decision", "grad", "guard", "serve", "strays", "training")
+
+    def __init__(
+        self,
+        decision: Decision,
+        cell: Cell,
+        guard: Guard,
+        grad: bool,
+        training: bool,
+        strays: Callable[[tuple[torch.Tensor, ...]], bool] | None,
+        serve: Serve,
+    ) -> None:
+        self.decision = decision
+        self.cell = cell
+        self.guard = guard
+        self.grad = grad
+        self.training = training
+        self.strays = strays
+        self.serve = serve
+
+
+class Plan:
+    """One structure of a call in one spelling: how to pick its tensors, where its rows are, the routes by size.
+
+    ``pick`` is None where the positional arguments are the tensors; ``last`` is the route that served last.
+    """
+
+    __slots__ = ("dim", "index", "last", "pick", "routes")
+
+    def __init__(self, pick: Picker | None, batch: tuple[int, int]) -> None:
+        self.pick = pick
+        self.index, self.dim = batch
+        self.routes: dict[Any, tuple[Route, ...]] = {}
+        self.last: Route | None = None
+
+    def size(self, tensors: tuple[Any, ...]) -> int | None:
+        """The rows that the batch tensor shows, None where it is no tensor like that."""
+        try:
+            return int(tensors[self.index].shape[self.dim])
+        except (AttributeError, IndexError, TypeError):
+            return None
+
+    def find(self, key: Any, tensors: tuple[torch.Tensor, ...]) -> Route | None:
+        """The route for tensors like these under ``key``."""
+        for route in self.routes.get(key, ()):
+            if route.guard(*tensors) and (route.strays is None or not route.strays(tensors)):
+                self.last = route
+                return route
+        return None
+
+    def put(self, key: Any, route: Route) -> None:
+        """Serve calls of this key by ``route`` from now on; others of the key stay, the oldest gives way."""
+        self.routes[key] = (route, *self.routes.get(key, ()))[:VARIANTS]
+        self.last = route
+
+    def forget(self) -> None:
+        """No call is served by a route any more."""
+        self.routes, self.last = {}, None
+
+
+VARIANTS = 4
+"""Routes of one size: tensors of another dtype, another static buffer."""
+
+
+class Schedule:
+    """Countdowns to the calls of a route that are sampled. A period of 0 is never due.
+
+    The first call of a route is left alone: it pays for what happens once.
+    """
+
+    def __init__(self, **periods: int) -> None:
+        self._periods = {name: period for name, period in periods.items() if period}
+        self._left = {name: min(2, period) for name, period in self._periods.items()}
+        self.gap = min(self._left.values(), default=1 << 62)
+        self.tick = [self.gap]
+
+    def due(self) -> list[str]:
+        """What is due now, ``gap`` calls after the last time; sets the next gap."""
+        now, left, gap = [], self._left, self.gap
+        for name in left:
+            left[name] -= gap
+            if left[name] <= 0:
+                left[name] = self._periods[name]
+                now.append(name)
+        self.gap = min(left.values(), default=1 << 62)
+        return now
+
+
+class GraphWork:
+    """Everything a graph route needs, put together once."""
+
+    def __init__(
+        self,
+        captured: Captured,
+        backend: Backend,
+        rows: int,
+        size: int,
+        dims: list[int | None] | None,
+        options: Options,
+    ) -> None:
+        self.captured = captured
+        self.backend = backend
+        self.size = size
+        self.copier: Copier = captured.staging.copier(rows)
+        self.make: Make = captured.outputs.maker(rows, dims, options.outputs == "alias")
+        self.prepare = options.prepare
+        views = captured.staging.views(rows)
+        inputs = captured.staging.inputs
+        self.back = [(i, view) for i, view in zip(inputs, views, strict=True) if i.index in captured.written]
+        self.write_back = self._write if self.back else None
+
+    def _write(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        """Give the caller's tensors what the forward wrote into its inputs, as eager does."""
+        for item, view in self.back:
+            target = tensors[item.index]
+            if item.narrow is not None:
+                view = view.narrow(item.narrow[0], 0, target.shape[item.narrow[0]])
+            if target is not view:
+                target.copy_(view)
+
+
+def strays(
+    statics: list[tuple[int, int]],
+    limits: list[tuple[int, int, int]],
+    captured: Captured | None,
+    modes: tuple[Any, ...] | None,
+) -> Callable[[tuple[torch.Tensor, ...]], bool] | None:
+    """A check of what a guard does not see: True where a call is not the route's. None: there is nothing to check.
+
+    Addresses of static tensors (tensor index, address), widths of narrow ones (tensor index, dimension, largest size),
+    memory shared with an input that the forward writes, and the modes where autocast was on.
+    """
+    if not statics and not limits and not (captured and captured.written) and modes is None:
+        return None
+
+    def check(tensors: tuple[torch.Tensor, ...]) -> bool:
+        for index, address in statics:
+            if tensors[index].data_ptr() != address:
+                return True
+        if any(tensors[index].shape[dim] > most for index, dim, most in limits):
+            return True
+        return (captured is not None and captured.shares(tensors)) or (modes is not None and modes != dispatch_modes())
+
+    return check
+
+
+def graph_route(work: GraphWork, turn: Turn, schedule: Schedule, sampled: Sampled) -> Serve:
+    """The serve function of a graph route; ``sampled`` serves the calls that ``schedule`` picks."""
+    life, graph, bucket = work.captured.life, work.captured.graph, work.captured.bucket
+    ready, (stream_of, device, quick) = work.backend.ready, work.backend.stream_check
+    first, copy, buffer, more = work.copier.split()
+    make, prepare, back = work.make, work.prepare, work.write_back
+    pop, push, wait, tick = turn.pop, turn.push, turn.wait, schedule.tick
+
+    def serve(
+        owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: tuple[torch.Tensor, ...], cell: Cell
+    ) -> Any:
+        tick[0] -= 1
+        if not tick[0]:
+            names = schedule.due()
+            tick[0] = schedule.gap + 1
+            return sampled(names, serve, (owner, args, kwargs, tensors, cell))
+        try:
+            pop()
+        except IndexError:
+            if not wait():
+                return MISS
+        try:
+            if not life.live or (stream_of is not None and stream_of(device) != quick[0] and not ready()):
+                return MISS
+            if prepare is not None:
+                turn.thread = threading.get_ident()
+                prepare(bucket, *args, **kwargs)
+            if first is not None:
+                source = tensors[first]
+                if source is not buffer:
+                    copy(source)
+            if more is not None:
+                more(tensors)
+            graph.replay()
+            if back is not None:
+                back(tensors)
+            result = make()
+            cell[0] += 1
+            return result
+        finally:
+            turn.thread = 0
+            push(None)
+
+    return serve
+
+
+def eager_route(invoke: Callable[..., Any], schedule: Schedule, sampled: Sampled) -> Serve:
+    """The serve function of an eager route: the forward itself, counted once it has returned."""
+    tick = schedule.tick
+
+    def serve(
+        owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: tuple[torch.Tensor, ...], cell: Cell
+    ) -> Any:
+        tick[0] -= 1
+        if not tick[0]:
+            names = schedule.due()
+            tick[0] = schedule.gap + 1
+            return sampled(names, serve, (owner, args, kwargs, tensors, cell))
+        result = invoke(owner, args, kwargs)
+        if FREE_THREADED:
+            with COUNT_LOCK:
+                cell[0] += 1
+        else:
+            cell[0] += 1
+        return result
+
+    return serve

@@ -1,0 +1,117 @@
+"""The table of signatures: calls that differ in nothing but their batch size share one, and its graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from graphprobe.calls import Call
+from graphprobe.outputs import Shapes
+from graphprobe.reasons import FallbackReason
+from graphprobe.routes import Captured, Life
+from graphprobe.signature import dispatch_modes, meta, parts
+from graphprobe.watch import follow
+
+WAITING = 4
+"""Signatures without a graph that are kept, per allowed graph: one-off shapes must not fill the table."""
+
+
+@dataclass(slots=True, eq=False)
+class Signature:
+    """The graphs of one kind of call, and what stands in the way of others.
+
+    ``widths`` are the captured sizes of the narrow inputs. ``served`` counts eager calls per bucket, ``lost`` has the
+    buckets that are given up, ``writes`` names operators that wrote to a tensor outside, ``narrows`` says whether
+    narrower inputs were seen to give outputs of the same shape.
+    """
+
+    key: tuple[Any, ...]
+    widths: tuple[int, ...]
+    life: Life = field(default_factory=Life)
+    refs: list[Any] = field(default_factory=list)
+    graphs: dict[int, Captured] = field(default_factory=dict)
+    served: dict[int, int] = field(default_factory=dict)
+    failures: dict[int, int] = field(default_factory=dict)
+    moves: dict[int, int] = field(default_factory=dict)
+    lost: dict[int, FallbackReason] = field(default_factory=dict)
+    shapes: Shapes = field(default_factory=Shapes)
+    writes: str = ""
+    narrows: bool | None = None
+    in_autograd: bool = False
+
+
+class Signatures:
+    """All signatures of one wrapper; ``max_graphs`` bounds their graphs."""
+
+    def __init__(self, max_graphs: int) -> None:
+        self.max_graphs = max_graphs
+        self._families: dict[Any, list[Signature]] = {}
+
+    def __iter__(self) -> Iterator[Signature]:
+        return (signature for family in list(self._families.values()) for signature in list(family))
+
+    @property
+    def graphs(self) -> int:
+        """How many graphs there are."""
+        return sum(len(signature.graphs) for signature in self)
+
+    @property
+    def full(self) -> bool:
+        """Whether no further graph may be made."""
+        return self.graphs >= self.max_graphs
+
+    def captured(self, bucket: int) -> bool:
+        """Whether some signature has a graph of ``bucket``."""
+        return any(bucket in signature.graphs for signature in self)
+
+    def find(self, call: Call, bury: Callable[[Signature], None]) -> Signature | None:
+        """The signature of a call; those whose objects are gone are handed to ``bury`` and forgotten."""
+        key, widths = _key(call)
+        family = self._families.get(key, [])
+        for dead in [s for s in family if not s.life.live]:
+            bury(dead)
+            family.remove(dead)
+        fitting = [s for s in family if all(have >= w for have, w in zip(s.widths, widths, strict=True))]
+        return min(fitting, key=lambda s: s.widths, default=None)
+
+    def add(self, call: Call) -> Signature:
+        """A new signature for a call."""
+        key, widths = _key(call)
+        signature = Signature(key, widths)
+        life = signature.life
+        # An object that cannot be referenced weakly is kept, so that no other one gets its identity.
+        signature.refs += follow([part for value in call.held for part in parts(value)], life.lose)
+        self._evict()
+        self._families.setdefault(key, []).append(signature)
+        return signature
+
+    def _evict(self) -> None:
+        waiting = [s for s in self if not s.graphs]
+        for signature in waiting[: max(0, len(waiting) - WAITING * self.max_graphs)]:
+            self._families[signature.key].remove(signature)
+        self._families = {key: family for key, family in self._families.items() if family}
+
+    def clear(self) -> None:
+        """Drop every graph and forget every signature."""
+        for signature in self:
+            for captured in signature.graphs.values():
+                captured.drop()
+        self._families = {}
+
+
+def _key(call: Call) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    staged = {item.index: item for item in call.inputs}
+    metas: list[Any] = []
+    widths: list[int] = []
+    for index, tensor in enumerate(call.tensors):
+        item = staged.get(index)
+        if item is None:
+            metas.append((meta(tensor), tensor.data_ptr(), tensor.stride()))
+            continue
+        free = {item.dim} if item.dim is not None else set()
+        if item.narrow is not None:
+            free.add(item.narrow[0])
+            widths.append(tensor.shape[item.narrow[0]])
+        metas.append((item.dim, meta(tensor, frozenset(free))))
+    return (tuple(node.key for node in call.nodes), tuple(metas), dispatch_modes()), tuple(widths)

@@ -1,0 +1,53 @@
+"""What every test gets: graphprobe's own failures are raised, and each test counts into a ledger of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from graphprobe import errors
+from graphprobe.ledger import Ledger
+
+os.environ["GRAPHPROBE_STRICT"] = "1"
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def quiet_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No label, backend or proxy of the machine reaches a test, and no failure of one test the next."""
+    for name in ("RANK", "GRAPHPROBE_LABELS", "GRAPHPROBE_BACKEND", "PROMETHEUS_MULTIPROC_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    errors.internal_errors.clear()
+    yield
+    errors.internal_errors.clear()
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    """A ledger of this test alone."""
+    return Ledger()
+
+
+@pytest.fixture
+def promtool() -> str:
+    """The path of promtool; without one the test is skipped."""
+    at = (os.environ.get("GRAPHPROBE_PROMTOOL"), shutil.which("promtool"), ROOT / ".venv" / "bin" / "promtool")
+    found = next((str(path) for path in at if path and Path(path).is_file()), None)
+    if found is None:
+        pytest.skip("no promtool in $GRAPHPROBE_PROMTOOL, on PATH or in .venv/bin")
+    return found
+
+
+@pytest.fixture
+def own_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process's ledger starts empty, as every capture of this test writes to it; torch uses one thread."""
+    import torch
+
+    from graphprobe.ledger import LEDGER
+
+    torch.set_num_threads(1)
+    monkeypatch.setattr(LEDGER, "forwards", {})

@@ -1,0 +1,299 @@
+"""CUDA graphs on a GPU: right results, right counts, nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from graphprobe.graphed import capture
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    """Engines serve in inference mode."""
+    with torch.inference_mode():
+        yield
+
+
+def linear(width: int = 64) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return (
+        torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, width)).cuda().eval()
+    )
+
+
+def rows(n: int, width: int = 64) -> torch.Tensor:
+    return torch.randn(n, width, device="cuda")
+
+
+def test_an_exact_bucket_is_bit_equal_to_eager_and_every_call_is_counted_once() -> None:
+    """Five rounds over buckets and holes: results equal eager bit by bit, one warm-up per bucket."""
+    module = linear()
+    graphed = capture(lambda x: module(x), buckets=[1, 2, 4, 8], name="exact")
+    for _ in range(5):
+        for n in (1, 2, 3, 4, 8, 9):
+            x = rows(n)
+            assert torch.equal(module(x), graphed(x))
+    snapshot = graphed.snapshot()
+    assert (16, 14) == (snapshot.graph_calls, snapshot.eager_calls)
+    assert {1: 1, 2: 1, 4: 1, 8: 1} == dict(snapshot.captures)
+
+
+def test_replays_counted_are_the_replays_of_the_class() -> None:
+    """An independent count of CUDAGraph.replay agrees with the ledger."""
+    seen, original = [0], torch.cuda.CUDAGraph.replay
+
+    def counting(self: Any) -> None:
+        seen[0] += 1
+        original(self)
+
+    torch.cuda.CUDAGraph.replay = counting  # type: ignore[method-assign]
+    try:
+        module = linear()
+        graphed = capture(lambda x: module(x), buckets=[2], name="replays")
+        for _ in range(10):
+            graphed(rows(2))
+        assert seen[0] == graphed.snapshot().graph_calls == 9
+    finally:
+        torch.cuda.CUDAGraph.replay = original  # type: ignore[method-assign]
+
+
+def test_a_padded_call_is_equal_to_eager_at_the_padded_size() -> None:
+    """Rows 3 in bucket 4: equal to eager on four rows, cut to three."""
+    module = linear()
+    graphed = capture(lambda x: module(x), buckets=[4, 8], pad="repeat", name="padded")
+    for _ in range(4):
+        for n in (3, 4, 5, 8):
+            x = rows(n)
+            bucket = 4 if n <= 4 else 8
+            padded = torch.cat([x, x[-1:].expand(bucket - n, -1)])
+            assert torch.allclose(module(padded)[:n], graphed(x), atol=1e-6)
+    assert 0 < graphed.snapshot().padding
+
+
+def test_a_result_is_not_overwritten_by_the_next_call() -> None:
+    """The default hands out clones."""
+    module = linear()
+    graphed = capture(lambda x: module(x), buckets=[2], name="clones")
+    for _ in range(2):
+        graphed(rows(2))
+    x, y = rows(2), rows(2)
+    first = graphed(x)
+    graphed(y)
+    assert torch.equal(module(x), first)
+
+
+def test_a_failed_capture_leaves_stream_allocator_and_later_captures_intact() -> None:
+    """A forward that syncs is served eagerly, names its line, and the next capture works."""
+
+    def bad(x: torch.Tensor) -> torch.Tensor:
+        return x * (2 if float(x.sum()) > 0 else 3)
+
+    broken = capture(bad, buckets=[2], name="broken")
+    before = torch.cuda.current_stream()
+    for _ in range(6):
+        x = rows(2)
+        assert torch.equal(bad(x), broken(x))
+    assert before == torch.cuda.current_stream()
+    assert not torch.cuda.is_current_stream_capturing()
+    assert "test_cuda.py" in str(dict(broken.snapshot().causes))
+    module = linear()
+    good = capture(lambda x: module(x), buckets=[2], name="after broken")
+    for _ in range(3):
+        x = rows(2)
+        assert torch.equal(module(x), good(x))
+    assert good.snapshot().graph_calls == 2
+
+
+def test_a_capture_that_the_driver_refuses_is_survived() -> None:
+    """A sync that the dispatcher does not show (torch.cuda.synchronize) breaks the capture itself."""
+
+    def bad(x: torch.Tensor) -> torch.Tensor:
+        torch.cuda.synchronize()
+        return x + 1
+
+    broken = capture(bad, buckets=[2], name="driver refuses")
+    for _ in range(5):
+        x = rows(2)
+        assert torch.equal(x + 1, broken(x))
+    assert broken.snapshot().capture_outcomes == {(2, "error"): 2}
+    torch.cuda.synchronize()
+
+
+def test_twenty_failed_captures_reserve_no_more_than_one() -> None:
+    """The pool is shared, so failures do not add up."""
+
+    def bad(x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty(4 << 20, device="cuda")
+        torch.cuda.synchronize()
+        return x + y[:1]
+
+    reserved = []
+    for i in range(20):
+        broken = capture(bad, buckets=[2], name=f"leak {i % 2}")
+        for _ in range(3):
+            broken(rows(2))
+        broken.reset()
+        del broken
+        gc.collect()
+        torch.cuda.empty_cache()
+        reserved.append(torch.cuda.memory_reserved())
+    assert reserved[-1] <= reserved[0] + (1 << 21), reserved
+
+
+def test_reset_gives_the_pool_back() -> None:
+    """Pool bytes are reported while graphs live and fall to zero after reset."""
+    module = linear(512)
+    graphed = capture(lambda x: module(x), buckets=[4, 8], name="pool")
+    for _ in range(2):
+        graphed(rows(4, 512))
+        graphed(rows(8, 512))
+    torch.cuda.synchronize()
+    assert (graphed.snapshot().pool_bytes or 0) > 0
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_reserved()
+    graphed.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    print("reserved before reset", held, "after", torch.cuda.memory_reserved())
+    assert graphed.snapshot().pool_bytes is None
+    assert torch.cuda.memory_reserved() <= held
+
+
+def test_timed_calls_never_synchronize() -> None:
+    """With torch's sync debug mode set to error, a hundred timed calls pass, and samples arrive."""
+    module = linear()
+    graphed = capture(lambda x: module(x), buckets=[2], timing=1, name="timed")
+    x = rows(2)
+    for _ in range(4):
+        graphed(x)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(100):
+            graphed(x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    snapshot = graphed.snapshot()
+    times = snapshot.times[("decode", "graph", "full", 2)]
+    assert 90 <= times.count
+    assert 1e-6 < (times.mean or 0) < 1e-2
+
+
+def test_another_stream_and_another_thread_get_their_own_results() -> None:
+    """Two threads on two streams share one wrapper; every result is eager's."""
+    module = linear()
+    graphed = capture(lambda x: module(x), buckets=[4], name="streams")
+    for _ in range(2):
+        graphed(rows(4))
+    wrong = []
+
+    def serve() -> None:
+        stream = torch.cuda.Stream()
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            for _ in range(300):
+                x = rows(4)
+                if not torch.equal(module(x), graphed(x)):
+                    wrong.append(x)
+
+    threads = [threading.Thread(target=serve) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [] == wrong
+    assert 601 == graphed.snapshot().graph_calls
+
+
+def test_another_thread_that_uses_the_device_does_not_break_a_capture() -> None:
+    """Captures run in thread-local mode: a thread that pins memory all the time is not disturbed, nor disturbs."""
+    module, stop, errors = linear(), threading.Event(), []
+
+    def pin() -> None:
+        while not stop.is_set():
+            try:
+                torch.empty(1024, pin_memory=True)
+                torch.empty(1 << 20, device="cuda")
+            except Exception as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=pin)
+    thread.start()
+    try:
+        graphed = capture(lambda x: module(x), buckets=list(range(1, 11)), name="pinning")
+        for n in range(1, 11):
+            for _ in range(2):
+                graphed(rows(n))
+    finally:
+        stop.set()
+        thread.join()
+    assert [] == errors
+    assert 10 == sum(graphed.snapshot().captures.values())
+
+
+def test_cpu_work_is_refused_with_a_reason() -> None:
+    """A forward that reads a CPU tensor from outside would freeze its value: it stays eager."""
+    scale = torch.full((4, 64), 2.0)
+    graphed = capture(lambda x: x * scale.cuda(), buckets=[4], name="cpu value")
+    for _ in range(4):
+        x = rows(4)
+        assert torch.equal(x * 2, graphed(x))
+    assert 0 == graphed.snapshot().graph_calls
+
+
+def test_dropout_draws_anew_on_every_replay() -> None:
+    """Random numbers advance with each replay, and a seed repeats them."""
+    graphed = capture(lambda x: x + torch.rand_like(x), buckets=[4], name="random")
+    x = rows(4)
+    for _ in range(2):
+        graphed(x)
+    assert not torch.equal(graphed(x), graphed(x))
+    torch.manual_seed(7)
+    first = [graphed(x), graphed(x)]
+    torch.manual_seed(7)
+    assert all(torch.equal(a, b) for a, b in zip(first, [graphed(x), graphed(x)], strict=True))
+
+
+def test_a_cache_that_is_replaced_is_noticed_at_the_next_call() -> None:
+    """The tensor the graph reads goes away: eager once, then captured anew."""
+    holder = {"cache": torch.ones(4, 64, device="cuda")}
+    graphed = capture(lambda x: x + holder["cache"][: x.shape[0]], buckets=[4], name="moved")
+    for _ in range(3):
+        graphed(rows(4))
+    holder["cache"] = torch.full((4, 64), 5.0, device="cuda")
+    for _ in range(3):
+        x = rows(4)
+        assert torch.equal(x + 5, graphed(x))
+    reasons = {str(r.reason): r.calls for r in graphed.snapshot().rows if r.reason}
+    assert {"warmup": 1, "static_moved": 1} == reasons
+
+
+def test_a_compiled_forward_is_captured_compiled() -> None:
+    """torch.compile inside the forward: the graph holds the compiled kernels, bit-equal to the compiled eager call."""
+    module = torch.compile(linear())
+    graphed = capture(lambda x: module(x), buckets=[4], name="compiled")
+    for _ in range(4):
+        x = rows(4)
+        assert torch.equal(module(x), graphed(x))
+    assert 3 == graphed.snapshot().graph_calls
+
+
+def test_warmup_captures_largest_first_and_closes_the_set() -> None:
+    """After warm-up nothing is captured in traffic: another dtype is eager with reason signature."""
+    module = linear()
+    graphed = capture(lambda x: module(x.float()), buckets=[1, 2, 4], name="warm")
+    report = graphed.warmup(lambda bucket: ((rows(bucket),), {}))
+    assert [4, 2, 1] == [b.bucket for b in report]
+    assert (1, 2, 4) == report.captured, report
+    for n in (1, 2, 4):
+        x = rows(n)
+        assert torch.equal(module(x), graphed(x))
+    graphed(rows(2).half())
+    counts = {str(r.reason): r.calls for r in graphed.snapshot().rows if r.reason}
+    assert {"signature": 1} == counts

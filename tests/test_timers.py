@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from typing import Any
+
+from graphprobe.routes import MISS, timed
+from graphprobe.timers import ClockTimer, EventTimer
+
+
+class Device:
+    """A stream whose work is done when the test says so: time is the number of records."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.done = 0
+        self.events: list[Event] = []
+
+    def event(self) -> Event:
+        self.events.append(Event(self))
+        return self.events[-1]
+
+    def finish(self) -> None:
+        self.done = self.now
+
+
+class Event:
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.at = 0
+        self.streams: list[Any] = []
+
+    def record(self, stream: Any) -> None:
+        self.device.now += 1
+        self.at = self.device.now
+        self.streams.append(stream)
+
+    def query(self) -> bool:
+        return self.at <= self.device.done
+
+    def elapsed_time(self, later: Event) -> float:
+        assert later.query(), "an event was read before the device had reached it"
+        return float(later.at - self.at)
+
+
+def test_events_are_recorded_once_before_the_first_sample() -> None:
+    """Creation is paid at construction: every event of every pair was recorded."""
+    device = Device()
+    EventTimer(device.event, lambda: "s", pairs=3)
+    assert 6 == len(device.events)
+    assert [["s"]] * 6 == [event.streams for event in device.events]
+
+
+def test_a_sample_arrives_only_when_the_device_is_done() -> None:
+    """Harvest hands on nothing before the second event is reached, then its seconds, once."""
+    device, seconds = Device(), []
+    timer = EventTimer(device.event, lambda: 0, pairs=1)
+    timer.stop(timer.start(), seconds.append)
+    timer.harvest()
+    assert [] == seconds
+    device.finish()
+    timer.harvest()
+    timer.harvest()
+    assert [1e-3] == seconds
+
+
+def test_a_pair_is_used_again_only_after_it_was_read() -> None:
+    """With all pairs waiting to be read a sample is dropped; done but unread is not enough to use one again."""
+    device, seconds = Device(), []
+    timer = EventTimer(device.event, lambda: 0, pairs=2)
+    for _ in range(2):
+        timer.stop(timer.start(), seconds.append)
+    device.finish()
+    assert None is timer.start()
+    timer.harvest()
+    assert 2 == len(seconds)
+    assert None is not timer.start()
+
+
+def test_samples_are_read_in_order() -> None:
+    """An unfinished sample holds back later ones, so that each reaches its own sink in turn."""
+    device, first, second = Device(), [], []
+    timer = EventTimer(device.event, lambda: 0, pairs=2)
+    timer.stop(timer.start(), first.append)
+    device.finish()
+    timer.stop(timer.start(), second.append)
+    timer.harvest()
+    assert (1, 0) == (len(first), len(second))
+    device.finish()
+    timer.harvest()
+    assert (1, 1) == (len(first), len(second))
+
+
+def test_both_events_go_to_the_stream_of_the_start() -> None:
+    """A sample that began on one stream ends on it, whatever stream is current by then."""
+    device, streams = Device(), iter(["made", "made", "one", "two"])
+    timer = EventTimer(device.event, lambda: next(streams), pairs=1)
+    timer.stop(timer.start(), lambda _: None)
+    assert [["made", "one"], ["made", "one"]] == [event.streams for event in device.events]
+
+
+def test_a_cancelled_sample_gives_its_pair_back() -> None:
+    """Cancel leaves no sample, and the pair serves the next one."""
+    device, seconds = Device(), []
+    timer = EventTimer(device.event, lambda: 0, pairs=1)
+    timer.cancel(timer.start())
+    device.finish()
+    timer.harvest()
+    assert [] == seconds
+    assert None is not timer.start()
+
+
+def test_the_clock_hands_on_at_once() -> None:
+    """On a device that works synchronously one sample is one value, not below zero."""
+    seconds: list[float] = []
+    timer = ClockTimer()
+    timer.stop(timer.start(), seconds.append)
+    timer.cancel(timer.start())
+    timer.harvest()
+    assert [True] == [value >= 0 for value in seconds]
+
+
+def test_timed_leaves_no_sample_of_a_call_that_missed_or_raised() -> None:
+    """Only a call that returned a result is measured, and no pair is lost to the others."""
+    device, seconds = Device(), []
+    timer = EventTimer(device.event, lambda: 0, pairs=1)
+
+    def boom() -> None:
+        raise ValueError("theirs")
+
+    for serve, expected in ((lambda: MISS, MISS), (lambda: 5, 5)):
+        assert expected == timed(timer, serve, (), seconds.append)
+    device.finish()
+    try:
+        timed(timer, boom, (), seconds.append)
+    except ValueError as error:
+        assert "theirs" == str(error)
+    timer.harvest()
+    assert 1 == len(seconds)
+    assert None is not timer.start()
+
+
+def test_timed_serves_a_call_whose_sample_is_dropped() -> None:
+    """Without a free pair the call is served as ever."""
+    device = Device()
+    timer = EventTimer(device.event, lambda: 0, pairs=0)
+    assert "result" == timed(timer, lambda: "result", (), lambda _: None)
