@@ -143,7 +143,8 @@ def main() -> None:
     for row in sorted(result["rows"], key=lambda r: r["batch"]):
         ratio = row["eager_ms"] / row["graph_ms"]
         print(
-            f"{row['batch']:4d} {row['equal']!s:>6} {row['eager_ms']:8.2f} {row['graph_ms']:8.2f} {row['event_ms']:7.2f} "
+            f"{row['batch']:4d} {row['equal']!s:>6} {row['eager_ms']:8.2f} {row['graph_ms']:8.2f}"
+            f" {row['event_ms']:7.2f} "
             f"{ratio:4.1f} {row['capture_s'] or 0:7.2f} {row['pool_mb']:7.1f}"
         )
     print(

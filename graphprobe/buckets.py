@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from graphprobe.errors import ConfigError
 
@@ -66,17 +68,17 @@ class Buckets:
 def _validated(sizes: Iterable[int]) -> tuple[int, ...]:
     if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Iterable):
         raise ConfigError(f"buckets must be a list of batch sizes, got {sizes!r}", "write buckets=[1, 2, 4, 8]")
-    given = list(sizes)
+    given = list(islice(sizes, MAX_BUCKETS + 1))
+    if len(given) > MAX_BUCKETS:
+        raise ConfigError(f"more than {MAX_BUCKETS} buckets ({len(given)} and perhaps more)", "each one is a graph")
     if not given:
         raise ConfigError("buckets is empty", "write at least one batch size, as in buckets=[1, 2, 4, 8]")
     checked = sorted(as_size(n, "bucket") for n in given)
-    repeated = sorted({n for n in checked if checked.count(n) > 1}) if len(set(checked)) < len(checked) else []
+    repeated = sorted(n for n, count in Counter(checked).items() if count > 1)
     if repeated:
         raise ConfigError(f"buckets has duplicates {repeated} in {given}", f"write buckets={sorted(set(checked))}")
     if checked[-1] > MAX_BUCKET:
         raise ConfigError(f"bucket {checked[-1]} is above {MAX_BUCKET}", "buckets are batch sizes, in rows")
-    if len(checked) > MAX_BUCKETS:
-        raise ConfigError(f"{len(checked)} buckets, more than {MAX_BUCKETS}", "each bucket is a graph; ask `advise`")
     return tuple(checked)
 
 
@@ -107,6 +109,14 @@ def decode_buckets(max_seqs: int, spec_tokens: int = 0) -> list[int]:
     return [n * width for n in sorted(wanted) if n <= most]
 
 
+def as_max_batch(value: object) -> int:
+    """``value`` as the largest batch that will be sent."""
+    number = as_size(value, "max_batch")
+    if number > MAX_BUCKET:
+        raise ConfigError(f"max_batch {number} is above {MAX_BUCKET}", "it is a batch size, in the unit of the buckets")
+    return number
+
+
 def coverage(buckets: Iterable[int], max_batch: int, padded: bool = False) -> tuple[int, ...]:
     """The sizes 1..``max_batch`` that would run eagerly for want of a bucket, before any traffic."""
-    return Buckets(buckets).uncovered(as_size(max_batch, "max_batch"), padded)
+    return Buckets(buckets).uncovered(as_max_batch(max_batch), padded)

@@ -120,6 +120,8 @@ class Describer:
         return call
 
     def _problem(self, call: Call) -> str:
+        if call.batch is None:
+            return self._no_batch()
         if call.context is not None and call.context[0].kind not in ("map", "fields"):
             return f"context() returned a {call.context[0].type.__name__}, not an object or a dict"
         for index, (leaf, tensor) in enumerate(zip(call.leaves, call.tensors, strict=True)):
@@ -176,6 +178,13 @@ class Describer:
             if tensor.dim() > own:
                 return index, own
         return None
+
+    def _no_batch(self) -> str:
+        wanted = self.options.batch
+        name = wanted[0] if isinstance(wanted, tuple) else wanted
+        if isinstance(name, str):
+            return f"batch= names `{name}`, which is no tensor with such a dimension in this call"
+        return "the call has no tensor with a batch dimension"
 
     def inputs(self, call: Call) -> tuple[Input, ...]:
         """The staged tensors of a call, each with its batch dimension and its rules."""

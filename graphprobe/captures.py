@@ -21,7 +21,7 @@ from graphprobe.reasons import FallbackReason
 from graphprobe.recording import Invoke, record
 from graphprobe.routes import Turn
 from graphprobe.sampling import Sampler
-from graphprobe.signatures import Signature, Signatures
+from graphprobe.signatures import WAITING, Signature, Signatures
 
 FAILURES = 2
 """Failed captures of a bucket after which it is given up."""
@@ -79,12 +79,20 @@ class Captures:
 
     def _closed_reason(self) -> FallbackReason | None:
         if self.may_capture():
-            return FallbackReason.GRAPH_LIMIT if self.signatures.full else None
+            return FallbackReason.GRAPH_LIMIT if self.signatures.full or self._scattered() else None
         if not self.signatures.graphs:
             return FallbackReason.NOT_CAPTURED
         text = "these arguments differ from those that were captured (dtype, device, shape, value, mode or structure)"
         self.entry.explain("signature/closed", f"eager (signature): {text}, and nothing is captured any more")
         return FallbackReason.SIGNATURE
+
+    def _scattered(self) -> bool:
+        """Whether far more kinds of calls came than could be captured: something changes at every call."""
+        if self.signatures.evicted <= WAITING * self.options.max_graphs:
+            return False
+        text = "too many kinds of calls: an argument (a step counter, a length) changes from call to call"
+        self.entry.explain("graph_limit/scattered", f"eager (graph_limit): {text}; pass it as a tensor")
+        return True
 
     def may_capture(self) -> bool:
         """Whether this thread may capture now: during warm-up, or in traffic where that is allowed."""
@@ -128,7 +136,7 @@ class Captures:
 
     def bury(self, signature: Signature, bucket: int) -> FallbackReason:
         """Remove a graph that must not be replayed; the call that finds it is eager for the graph's reason."""
-        with self.turn:
+        with self.turn.alone():
             captured = signature.graphs.pop(bucket, None)
             if captured is None:
                 return FallbackReason.STATIC_MOVED
@@ -151,11 +159,11 @@ class Captures:
         if not CAPTURE_LOCK.acquire(blocking=False):
             return FallbackReason.BUSY
         try:
-            with self.turn:
-                self.turn.closed = _thread.capturing = True
+            with self.turn.alone():
+                _thread.capturing = True
                 return self._capture(owner, call, signature, bucket)
         finally:
-            self.turn.closed = _thread.capturing = False
+            _thread.capturing = False
             CAPTURE_LOCK.release()
 
     def _capture(self, owner: Any, call: Call, signature: Signature, bucket: int) -> FallbackReason | None:
@@ -185,6 +193,12 @@ class Captures:
         if hooked:
             self.entry.explain("hooks", f"forward hooks are bypassed by replays: {', '.join(hooked[:5])}")
 
+    def refuse(self, signature: Signature, bucket: int, text: str) -> None:
+        """Give up a bucket because of what an eager run of its calls showed."""
+        signature.lost[bucket] = FallbackReason.CAPTURE_FAILED
+        self.entry.captured(bucket, "error", 0.0, None)
+        self.entry.explain(f"capture_failed/{bucket}", f"bucket {bucket} cannot be captured: {text}")
+
     def _failed(self, signature: Signature, bucket: int, error: Exception, seconds: float) -> FallbackReason:
         outcome = error.outcome if isinstance(error, CaptureError) else "oom"
         signature.failures[bucket] = signature.failures.get(bucket, 0) + 1
@@ -196,7 +210,7 @@ class Captures:
 
     def reset(self) -> None:
         """Drop every graph and give the pool back. Counts stay."""
-        with self.turn:
+        with self.turn.alone():
             self._plans.clear()
             self.signatures.clear()
             for bucket in self.entry.live:

@@ -135,7 +135,7 @@ class GraphedCallable:
         options.check_names(caller.parameters, label)
         self._entry = _entry(label, options)
         self._graphs = GraphSet(options, caller, self._entry, self._invoker(), self._module)
-        self._dispatch = self._graphs.dispatch
+        self._dispatch = self._graphs.hot_path()
 
     def _invoker(self) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
         function = self._function
@@ -293,9 +293,8 @@ def _nothing() -> None:
     return None
 
 
-class BoundGraphed:
-    """``instance.method``: keeps the instance alive as a bound method does."""
-
+class BoundGraphed:  # noqa: D101 - it shows the method's docstring
+    # ``instance.method``: keeps the instance alive as a bound method does.
     __slots__ = ("__func__", "__self__", "_dispatch", "_graphed")
 
     def __init__(self, method: GraphedMethod, instance: Any) -> None:
@@ -307,6 +306,14 @@ class BoundGraphed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the method, by graph where one serves this call."""
         return self._dispatch(self.__self__, args, kwargs)
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        return self.__func__.__doc__
+
+    @property
+    def __module__(self) -> str:  # type: ignore[override]
+        return self.__func__.__module__
 
     @property
     def __wrapped__(self) -> Any:

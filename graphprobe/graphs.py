@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,14 +19,27 @@ from graphprobe.options import Options
 from graphprobe.outputs import described
 from graphprobe.plans import MOST, Plans
 from graphprobe.reasons import FallbackReason
-from graphprobe.recording import Invoke, Theirs
-from graphprobe.routes import MISS, GraphWork, Plan, Route, Serve, Turn, eager_route, graph_route, strays
+from graphprobe.recording import CHANGED, Invoke, Theirs, rehearse
+from graphprobe.routes import (
+    MISS,
+    WAIT,
+    GraphWork,
+    Route,
+    Schedule,
+    Serve,
+    eager_route,
+    graph_route,
+    strays,
+)
 from graphprobe.sampling import Sampler
 from graphprobe.signature import Caller, compile_guard, dispatch_modes, traced
 from graphprobe.signatures import Signature
 from graphprobe.verify import Verifier
 
 is_grad_enabled = torch.is_grad_enabled
+
+CHANGES = 3
+"""Eager calls in a row that change an object passed by reference, after which nothing is captured: one may set up."""
 
 
 class GraphSet:
@@ -41,34 +55,62 @@ class GraphSet:
         self._dispatcher = Dispatcher(options.buckets, options.padded, options.capture_phases)
         self._invoke = invoke
         self._module = module
-        self._varies = self._describer.varies
         self._enabled = True
         self._forked = False
         _LIVING.add(self)
 
-    def dispatch(self, owner: Any, args: Args, kwargs: Kwargs) -> Any:
-        """Serve one call."""
-        plan = self.plans.hot.get((len(args), *kwargs) if kwargs else len(args))
-        if plan is None or self._varies:
-            return self._varying(owner, args, kwargs, plan)
-        pick = plan.pick
-        tensors = args if pick is None else pick(args, kwargs)
-        if tensors is None:
-            return self._slow(owner, args, kwargs)
-        route = plan.last
-        if route is None or not route.guard(*tensors) or (route.strays is not None and route.strays(tensors)):
-            route = plan.find(plan.size(tensors), tensors)
-            if route is None:
-                return self._slow(owner, args, kwargs)
-        if route.grad is not is_grad_enabled() or (self._module and owner.training is not route.training):
-            return self._slow(owner, args, kwargs)
-        cell = [0] if ignore_active[0] and ignored() else route.cell
-        result = route.serve(owner, args, kwargs, tensors, cell)
-        return self._slow(owner, args, kwargs) if result is MISS else result
+    def hot_path(self) -> Callable[[Any, Args, Kwargs], Any]:
+        """The function (owner, args, kwargs) -> result that serves a call; what it looks up is bound once."""
+        if self._describer.varies:
+            return self._varying
+        plan_of, module, turn = self.plans.hot.get, self._module, self.captures.turn
+        elsewhere, slow, grad_now, active = self._elsewhere, self._slow, torch.is_grad_enabled, ignore_active
 
-    def _varying(self, owner: Any, args: Args, kwargs: Kwargs, plan: Plan | None) -> Any:
-        """The same where the caller's callables decide, too: each of them is asked once per call."""
-        tensors = None
+        def dispatch(owner: Any, args: Args, kwargs: Kwargs) -> Any:
+            plan = plan_of((len(args), *kwargs) if kwargs else len(args))
+            if plan is None:
+                return slow(owner, args, kwargs)
+            pick = plan.pick
+            tensors = args if pick is None else pick(args, kwargs)
+            route = plan.last
+            if tensors is None or route is None or not route.guard(*tensors):
+                return elsewhere(owner, args, kwargs)
+            if route.strays is not None and route.strays(tensors):
+                return elsewhere(owner, args, kwargs)
+            if route.grad is not grad_now() or (module and owner.training is not route.training):
+                return slow(owner, args, kwargs)
+            cell = [0] if active[0] and ignored() else route.cell
+            tick = route.tick
+            tick[0] -= 1
+            if tick[0]:
+                result = route.serve(owner, args, kwargs, tensors, cell)
+            else:
+                result = route.sampled(route.schedule.due(), route.serve, (owner, args, kwargs, tensors, cell))
+            if result is WAIT:
+                result = turn.serve(route.serve, (owner, args, kwargs, tensors, cell))
+            return slow(owner, args, kwargs) if result is MISS else result
+
+        return dispatch
+
+    def _elsewhere(self, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+        """Serve by another route or plan of the spelling, where the last one does not fit."""
+        spelling = (len(args), *kwargs) if kwargs else len(args)
+        for plan in self.plans.recent(spelling):
+            tensors = args if plan.pick is None else plan.pick(args, kwargs)
+            route = None if tensors is None else plan.find(plan.size(tensors), tensors)
+            if tensors is None or route is None:
+                continue
+            self.plans.serve_by(spelling, plan)
+            if route.grad is not is_grad_enabled() or (self._module and owner.training is not route.training):
+                break
+            result = self._serve(route, (owner, args, kwargs, tensors, [0] if ignored() else route.cell))
+            return self._slow(owner, args, kwargs) if result is MISS else result
+        return self._slow(owner, args, kwargs)
+
+    def _varying(self, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+        """Serve where the caller's callables decide, too: each of them is asked once per call."""
+        plan = self.plans.hot.get((len(args), *kwargs) if kwargs else len(args))
+        tensors: tuple[Any, ...] | None = None
         if plan is not None and not capturing():
             tensors = args if plan.pick is None else plan.pick(args, kwargs)
         shown = None if plan is None or tensors is None else plan.size(tensors)
@@ -80,8 +122,14 @@ class GraphSet:
             return self._slow(owner, args, kwargs, asked)
         if self._module and owner.training is not route.training:
             return self._slow(owner, args, kwargs, asked)
-        result = route.serve(owner, args, kwargs, tensors, [0] if ignored() else route.cell)
+        result = self._serve(route, (owner, args, kwargs, tensors, [0] if ignored() else route.cell))
         return self._slow(owner, args, kwargs, asked) if result is MISS else result
+
+    def _serve(self, route: Route, call: tuple[Any, ...]) -> Any:
+        """Serve by a route off the hot path."""
+        route.tick[0] -= 1
+        result = route.serve(*call) if route.tick[0] else route.sampled(route.schedule.due(), route.serve, call)
+        return self.captures.turn.serve(route.serve, call) if result is WAIT else result
 
     def _slow(self, owner: Any, args: Args, kwargs: Kwargs, asked: Asked | None = None) -> Any:
         if capturing():
@@ -136,8 +184,7 @@ class GraphSet:
         if not self._enabled or traced():
             return FallbackReason.DISABLED
         if call.batch is None:
-            text = "the call has no tensor with a batch dimension"
-            return self._because("signature/no tensor", FallbackReason.SIGNATURE, text)
+            return self._because("signature/batch", FallbackReason.SIGNATURE, call.problem)
         if call.rows == 0:
             return FallbackReason.EMPTY_BATCH
         devices = {t.device for t in call.tensors}
@@ -187,6 +234,9 @@ class GraphSet:
             reason = self._unnarrowable(signature)
             if reason is not None:
                 return self._dispatcher.decline(decision, reason)
+        if signature.changes >= CHANGES and decision.reason is FallbackReason.WARMUP:
+            reason = self._because("signature/changed", FallbackReason.SIGNATURE, CHANGED)
+            return self._dispatcher.decline(decision, reason)
         if decision.reason is FallbackReason.NO_EXACT_BUCKET:
             text = f"a batch of {size} has no bucket ({', '.join(map(str, self.options.buckets))})"
             self._because(f"no_exact_bucket/{size}", decision.reason, text)
@@ -233,7 +283,7 @@ class GraphSet:
         bucket = decision.wants
         if decision.reason is not FallbackReason.WARMUP or bucket is None or bucket in signature.graphs:
             return False
-        return signature.served.get(bucket, 0) >= self.options.eager_first
+        return signature.served.get(bucket, 0) >= self.options.eager_first and not signature.changes
 
     def _obey(
         self, owner: Any, call: Call, decision: Decision, signature: Signature, generation: int
@@ -244,13 +294,14 @@ class GraphSet:
         captured = signature.graphs[decision.bucket]
         dims = self._dims(signature) if call.rows != captured.rows else None
         work = GraphWork(captured, backend, call.rows, call.size, dims, self.options)
-        schedule = self.sampler.graph_schedule(captured, call.rows, signature.writes)
-        serve = graph_route(work, turn, schedule, self.sampler.sampled(decision, call.phase, work))
         cell = self.entry.graph_cell(call.size, decision.bucket, call.phase)
+        schedule = self.sampler.graph_schedule(captured, call.rows, signature.writes)
+        route = self._made(owner, call, decision, cell, graph_route(work, turn), schedule, work, signature)
+        turn.claim()
         with backend.scope():
-            result = serve(owner, call.args, call.kwargs, call.tensors, [0] if ignored() else cell)
+            result = self._serve(route, (owner, call.args, call.kwargs, call.tensors, [0] if ignored() else cell))
         if result is not MISS:
-            self._remember(owner, call, decision, cell, serve, generation, signature)
+            self._remember(call, route, generation)
             return result, FallbackReason.UNKNOWN
         if not captured.life.live:
             return MISS, captured.life.reason
@@ -260,7 +311,9 @@ class GraphSet:
         self, owner: Any, call: Call, decision: Decision, signature: Signature | None, generation: int
     ) -> Any:
         assert decision.reason is not None
-        result = self._invoke(owner, call.args, call.kwargs)
+        result = self._rehearsed(owner, call, signature, decision.wants)
+        if result is MISS:
+            result = self._invoke(owner, call.args, call.kwargs)
         try:
             cell = self.entry.eager_cell(call.size, decision.reason, call.phase)
             if not ignored():
@@ -269,10 +322,27 @@ class GraphSet:
                 self._learn(call, decision, signature, result)
             if self._settled(decision, signature):
                 schedule = self.sampler.eager_schedule(call.phase, decision.reason)
-                serve = eager_route(self._invoke, schedule, self.sampler.sampled(decision, call.phase, None))
-                self._remember(owner, call, decision, cell, serve, generation, None)
+                serve = eager_route(self._invoke)
+                self._remember(call, self._made(owner, call, decision, cell, serve, schedule, None, None), generation)
         except Exception as error:
             internal_error("eager", error)
+        return result
+
+    def _rehearsed(self, owner: Any, call: Call, signature: Signature | None, bucket: int | None) -> Any:
+        """The result of an eager run that was watched for what no graph could do; MISS where none is to be made."""
+        backend = self.captures.backend
+        if signature is None or backend is None or bucket is None or bucket in signature.graphs:
+            return MISS
+        if self.captures.blocked(signature, bucket) is not FallbackReason.WARMUP:
+            return MISS
+        result, problem = rehearse(backend, self.options, self._invoke, owner, call)
+        if problem == CHANGED:
+            # The first call of an object may set it up; one that goes on changing is no cache for graphs.
+            signature.changes += 1
+        elif problem:
+            self.captures.refuse(signature, bucket, problem)
+        else:
+            signature.changes = 0
         return result
 
     def _learn(self, call: Call, decision: Decision, signature: Signature, result: Any) -> None:
@@ -282,7 +352,9 @@ class GraphSet:
         if call.widths == signature.widths:
             signature.shapes.observe(call.rows, node, tensors)
         elif signature.narrows is None:
-            signature.narrows = signature.shapes.agree(call.rows, node, tensors)
+            signature.narrows = signature.shapes.agree(call.rows, node, tensors, self.options.tokens_per_request)
+            if signature.narrows is not None:
+                self.plans.forget()
         if is_grad_enabled():
             signature.in_autograd = any(t.requires_grad for t in tensors)
 
@@ -294,35 +366,39 @@ class GraphSet:
             return True
         return decision.reason not in PASSING and not (signature is not None and decision.wants in signature.graphs)
 
-    def _remember(
+    def _made(
         self,
         owner: Any,
         call: Call,
         decision: Decision,
         cell: Cell,
         serve: Serve,
-        generation: int,
+        schedule: Schedule,
+        work: GraphWork | None,
         signature: Signature | None,
-    ) -> None:
-        """Make the decision a route, unless graphs have changed since it was made."""
-        if call.batch is None or (generation != self.plans.generation and not decision.is_graph):
-            return
-        plan = self.plans.plan(call, self._describer)
-        if len(plan.routes) >= MOST:
-            return
+    ) -> Route:
+        """The route of a decision, with the guards under which it holds."""
         narrow = {item.index: item.narrow[0] for item in call.inputs if item.narrow is not None and signature}
         widths = signature.widths if signature is not None else ()
-        limits = [(index, dim, most) for (index, dim), most in zip(narrow.items(), widths, strict=False)]
+        least = 0 if signature is not None and signature.narrows else 1 << 62
+        limits = [(i, dim, min(least, most), most) for (i, dim), most in zip(narrow.items(), widths, strict=False)]
         statics = [(i, t.data_ptr()) for i, t in enumerate(call.tensors) if call.leaves[i].kind == "static"]
-        captured = signature.graphs[decision.bucket] if signature is not None and decision.bucket is not None else None
         modes = dispatch_modes() if dispatch_modes()[2] else None
-        check = strays(statics, limits, captured, modes)
+        check = strays(statics, limits, None if work is None else work.captured, modes)
         training = bool(self._module and owner.training)
         guard = compile_guard(call.tensors, narrow)
-        route = Route(decision, cell, guard, is_grad_enabled(), training, check, serve)
-        shown = plan.size(call.tensors)
-        plan.put((shown, *call.asked) if self._varies else shown, route)
-        self.plans.hot[call.spelling] = plan
+        sampled = self.sampler.sampled(decision, call.phase, work)
+        return Route(decision, cell, guard, is_grad_enabled(), training, check, serve, schedule, sampled)
+
+    def _remember(self, call: Call, route: Route, generation: int) -> None:
+        """Serve calls like this one by a route, unless graphs have changed since it was decided."""
+        if call.batch is None or (generation != self.plans.generation and not route.decision.is_graph):
+            return
+        plan = self.plans.plan(call, self._describer)
+        if len(plan.routes) < MOST:
+            shown = plan.size(call.tensors)
+            plan.put((shown, *call.asked) if self._describer.varies else shown, route)
+            self.plans.serve_by(call.spelling, plan)
 
     @property
     def enabled(self) -> bool:
@@ -337,18 +413,21 @@ class GraphSet:
     def forked(self) -> None:
         """In a forked child: never touch the parent's graphs again."""
         self._forked = True
-        self.captures.turn = Turn()
+        self.captures.turn.renew()
         self.plans.forget()
 
     def rehearse(self, owner: Any, args: Args, kwargs: Kwargs) -> None:
         """Run the forward eagerly without counting it, and learn the shapes of its result."""
         call = self._describer.described(args, kwargs)
-        result = self._invoke(owner, args, kwargs)
+        signature = None
         if self._ineligible(owner, call) is None:
             call.inputs = self._describer.inputs(call)
             signature, _ = self.captures.signature(call)
-            if signature is not None:
-                self._learn(call, Decision(EAGER, wants=call.size), signature, result)
+        result = self._rehearsed(owner, call, signature, call.size)
+        if result is MISS:
+            self._invoke(owner, args, kwargs)
+        elif signature is not None:
+            self._learn(call, Decision(EAGER, wants=call.size), signature, result)
 
     def capture_now(
         self, owner: Any, args: Args, kwargs: Kwargs, bucket: int

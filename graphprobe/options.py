@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from graphprobe.backends import NAMES
-from graphprobe.buckets import Buckets, as_size
+from graphprobe.buckets import Buckets, as_max_batch, as_size
 from graphprobe.errors import ConfigError
 
 UNITS = ("rows", "tokens", "requests")
@@ -54,12 +54,13 @@ class Options:
         put("buckets", Buckets(self.buckets))
         put("static", frozenset(_names(self.static, "static")))
         put("capture_phases", tuple(_names(self.capture_phases, "capture_phases")))
+        _check_kinds(self)
         put("generators", tuple(self.generators))
         for name, least in (("eager_first", 0), ("max_graphs", 1), ("timing", 0), ("verify", 0)):
             put(name, as_size(getattr(self, name), name, least))
         put("tokens_per_request", as_size(self.tokens_per_request, "tokens_per_request"))
         if self.max_batch is not None:
-            put("max_batch", as_size(self.max_batch, "max_batch"))
+            put("max_batch", as_max_batch(self.max_batch))
         one_of("unit", self.unit, UNITS)
         one_of("backend", self.backend, NAMES)
         one_of("outputs", self.outputs, ("clone", "alias"))
@@ -125,7 +126,27 @@ class Options:
         }
 
 
+def _check_kinds(options: Options) -> None:
+    """Refuse values of the wrong kind, by keyword."""
+    for keyword in ("batch_dims", "narrow"):
+        if not isinstance(getattr(options, keyword), Mapping):
+            raise ConfigError(f"{keyword} must be a dict of argument -> rule, got {getattr(options, keyword)!r}")
+    if not isinstance(options.generators, (list, tuple)):
+        raise ConfigError(f"generators must be a list of torch.Generator, got {options.generators!r}")
+    if not (options.name is None or (isinstance(options.name, str) and options.name)):
+        raise ConfigError(f"name must be text, got {options.name!r}")
+    if options.lazy not in (None, True, False):
+        raise ConfigError(f"lazy must be True, False or None, got {options.lazy!r}")
+    tol = options.verify_tol
+    if tol is not None and (isinstance(tol, bool) or not isinstance(tol, (int, float)) or not tol >= 0):
+        raise ConfigError(f"verify_tol must be a number of at least 0, got {tol!r}")
+    if options.registry is not None and not hasattr(options.registry, "register"):
+        raise ConfigError(f"registry must be a prometheus_client registry, got {options.registry!r}")
+
+
 def _names(value: Any, what: str) -> tuple[str, ...]:
+    if not isinstance(value, Iterable):
+        raise ConfigError(f"{what} must be names, got {value!r}", f'write {what}=("name",)')
     names = (value,) if isinstance(value, str) else tuple(value)
     for name in names:
         if not isinstance(name, str):
@@ -177,5 +198,6 @@ def _check_fill(fill: Any, what: str) -> None:
 
 
 def _check_state(state: Any) -> None:
-    if isinstance(state, str) and state != "rewrites":
-        raise ConfigError(f"state must be 'rewrites' or the tensors to save and restore, got {state!r}")
+    tensors = isinstance(state, (list, tuple)) and all(hasattr(t, "clone") for t in state)
+    if not (state is None or (isinstance(state, str) and state == "rewrites") or tensors):
+        raise ConfigError(f"state must be 'rewrites' or a list of tensors to save and restore, got {state!r}")

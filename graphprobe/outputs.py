@@ -14,6 +14,7 @@ import torch
 
 from graphprobe.errors import CaptureError
 from graphprobe.signature import Node, describe
+from graphprobe.watch import alias
 
 Make = Callable[[], Any]
 
@@ -40,11 +41,18 @@ class Shapes:
         if rows and not self.known:
             self._seen.setdefault(rows, (node.key, [t.shape for t in tensors]))
 
-    def agree(self, rows: int, node: Node, tensors: list[torch.Tensor]) -> bool | None:
-        """Whether a result has the shapes that were seen for its rows; None where none were seen for them."""
-        if rows not in self._seen:
-            return None
-        return self._seen[rows] == (node.key, [t.shape for t in tensors])
+    def agree(self, rows: int, node: Node, tensors: list[torch.Tensor], width: int) -> bool | None:
+        """Whether a result has the shapes that its rows let expect; None where too little was seen to say."""
+        shapes = [t.shape for t in tensors]
+        if rows in self._seen:
+            return self._seen[rows] == (node.key, shapes)
+        dims = self.dims(width) if self.known else None
+        if dims is None:
+            return False if self.known else None
+        key, seen = next(iter(self._seen.values()))
+        others = [[n for d, n in enumerate(shape) if d != dim] for shape, dim in zip(seen, dims, strict=True)]
+        mine = [[n for d, n in enumerate(shape) if d != dim] for shape, dim in zip(shapes, dims, strict=False)]
+        return key == node.key and mine == others
 
     def dims(self, width: int = 1) -> list[int | None] | None:
         """The batch dimension of each output, None for one that does not follow; None in all if that is not clear.
@@ -89,8 +97,10 @@ class Outputs:
                 what = f"{leaf.path} is a {leaf.type.__name__}"
                 raise CaptureError(f"{what}: return tensors, numbers, tuples, lists, dicts or dataclasses of them")
         self.outside = [lives(tensor) for tensor in self.tensors]
+        # What the caller passed by reference is handed back as the very object.
+        self.passed = [weakref.ref(t) if id(t) in passed else None for t in self.tensors]
         # An alias of outside memory: the caller's own tensor must stay free to go, which is how we notice.
-        self.tensors = [t.detach() if out else t for t, out in zip(self.tensors, self.outside, strict=True)]
+        self.tensors = [alias(t) if out else t for t, out in zip(self.tensors, self.outside, strict=True)]
         self.result = _loosened(self.node, result, iter(self.tensors))
 
     @property
@@ -110,12 +120,17 @@ class Outputs:
         leaves = zip(self.node.leaves("tensor"), self.outside, dims, strict=True)
         return next((leaf.path for leaf, outside, dim in leaves if not outside and dim is None), "")
 
-    def maker(self, rows: int, dims: list[int | None] | None, alias: bool) -> Make:
+    def maker(self, rows: int, dims: list[int | None] | None, aliased: bool) -> Make:
         """A function that hands out the result of the replay that was just enqueued, cut to ``rows``."""
         makers: list[Make] = []
         for i, tensor in enumerate(self.tensors):
             view = tensor if rows == self.rows or dims is None else self._cut(tensor, dims[i], rows)
-            makers.append(_same(view) if alias or self.outside[i] else view.clone)
+            passed = self.passed[i]
+            if passed is not None:
+                makers.append(passed)
+                continue
+            # Memory of the caller's is handed out as a tensor of its own each time: its shape may be changed in place.
+            makers.append(view.detach if self.outside[i] else _same(view) if aliased else view.clone)
         return _assembler(self.node, self.result, makers)
 
     def _cut(self, tensor: torch.Tensor, dim: int | None, rows: int) -> torch.Tensor:

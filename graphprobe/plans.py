@@ -14,10 +14,13 @@ MOST = 4096
 class Plans:
     """``hot`` has, for each spelling, the plan that served last. ``generation`` grows when graphs change."""
 
+    MOST_RECENT = 8
+
     def __init__(self) -> None:
         self.hot: dict[Any, Plan] = {}
         self.generation = 0
         self._structures: dict[Any, Plan] = {}
+        self._recent: dict[Any, tuple[Plan, ...]] = {}
 
     def plan(self, call: Call, describer: Describer) -> Plan:
         """The plan of calls with the structure and the spelling of this one."""
@@ -29,10 +32,21 @@ class Plans:
                 self._structures[key] = plan
         return plan
 
+    def serve_by(self, spelling: Any, plan: Plan) -> None:
+        """Try this plan first for calls of this spelling."""
+        self.hot[spelling] = plan
+        recent = [p for p in self._recent.get(spelling, ()) if p is not plan]
+        self._recent[spelling] = (plan, *recent[: self.MOST_RECENT - 1])
+
+    def recent(self, spelling: Any) -> tuple[Plan, ...]:
+        """The plans of a spelling that served lately: several where constants alternate, say."""
+        return self._recent.get(spelling, ())
+
     def forget(self) -> None:
         """Every decision is made afresh."""
         self.generation += 1
-        self.hot = {}
+        self.hot.clear()
+        self._recent = {}
         for plan in list(self._structures.values()):
             plan.forget()
 

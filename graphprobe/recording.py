@@ -15,10 +15,10 @@ from graphprobe.errors import CaptureError
 from graphprobe.options import Options
 from graphprobe.outputs import Outputs, described
 from graphprobe.routes import Captured
-from graphprobe.signature import Node, describe, parts
+from graphprobe.signature import Node, describe, fingerprint, parts
 from graphprobe.signatures import Signature
 from graphprobe.staging import Staging
-from graphprobe.watch import Watch
+from graphprobe.watch import Watch, prime
 
 Invoke = Callable[[Any, Args, Kwargs], Any]
 """(owner, args, kwargs) -> the forward's result."""
@@ -39,11 +39,35 @@ def theirs() -> Iterator[None]:
         raise Theirs from error
 
 
+def rehearse(backend: Backend, options: Options, invoke: Invoke, owner: Any, call: Call) -> tuple[Any, str]:
+    """The forward's result from an eager run, and what in it no graph could do (nothing: it can be captured).
+
+    Found here, it costs no capture: after one that fails the forward's host code would have run twice.
+    """
+    prime()
+    staged = [call.tensors[item.index] for item in call.inputs]
+    watch = Watch(staged, backend.device.type, lenient=True)
+    held = [fingerprint(value) for value in call.held]
+    with watch:
+        result = invoke(owner, call.args, call.kwargs)
+    watch.living()
+    problem = watch.problem
+    for node, value, place in call.roots:
+        if place is not None and describe(value, node.path, options.static).key != node.key:
+            problem = problem or f"the forward changes its argument `{node.path}`, which a replay would not"
+    changed = held != [fingerprint(value) for value in call.held]
+    return result, problem or (CHANGED if changed else "")
+
+
+CHANGED = "the forward changes an object passed by reference on the host, which a replay would not"
+
+
 def record(
     backend: Backend, options: Options, invoke: Invoke, owner: Any, call: Call, signature: Signature, bucket: int
 ) -> Captured:
     """The graph of ``bucket`` for calls like ``call``. Raises CaptureError, or OutOfMemoryError from the staging."""
     rows = bucket * options.rows_per_unit
+    prime()
     with backend.scope():
         staging = Staging(call.inputs, _widened(call, signature.widths), rows)
         with theirs():
@@ -57,7 +81,7 @@ def record(
         def run() -> Any:
             with watch:
                 result = invoke(owner, args, kwargs)
-            _check_unchanged(call, args, kwargs, options)
+            _check_unchanged(call, args, kwargs, options, staging)
             return result
 
         with _swapped(call.context, rest):
@@ -83,15 +107,16 @@ def _finished(
         raise CaptureError("the forward changes the shape or strides of an argument in place")
     _check_apart(call, watch)
     outside = watch.living()
-    outputs = Outputs(result, staging.rows, watch.outside, frozenset(id(value) for value in call.held))
+    passed = [part for value in call.held for part in (value, *parts(value))]
+    outputs = Outputs(result, staging.rows, watch.outside, frozenset(map(id, passed)))
     _, tensors = described(result)
     outside += [t for t in tensors if watch.outside(t) and not watch.derived(t)]
     # A tensor that is passed by reference is compared by its address at every call; its object may be a fresh view.
-    passed = {id(t) for t, leaf in zip(call.tensors, call.leaves, strict=True) if leaf.kind == "static"}
+    static = {id(t) for t, leaf in zip(call.tensors, call.leaves, strict=True) if leaf.kind == "static"}
     staging.drifting = bool(watch.written)
     signature.writes = signature.writes or ", ".join(sorted(set(watch.writes_outside)))
     held = [part for value in call.held for part in parts(value)]
-    return Captured(bucket, graph, staging, outputs, watch, [t for t in outside if id(t) not in passed] + held)
+    return Captured(bucket, graph, staging, outputs, watch, [t for t in outside if id(t) not in static] + held)
 
 
 def _layouts(staging: Staging) -> list[Any]:
@@ -109,13 +134,15 @@ def _check_apart(call: Call, watch: Watch) -> None:
         raise CaptureError("an argument shares memory with another tensor, and the forward writes to it")
 
 
-def _check_unchanged(call: Call, args: Args, kwargs: Kwargs, options: Options) -> None:
+def _check_unchanged(call: Call, args: Args, kwargs: Kwargs, options: Options, staging: Staging) -> None:
     """Refuse a forward that changes the containers it is given: a replay would not."""
+    buffers = iter(staging.buffers)
     for node, _, place in call.roots:
-        if place is None or not node.children:
+        if place is None:
             continue
         value = args[place] if isinstance(place, int) else kwargs[place]
-        if describe(value, node.path, options.static).key != node.key:
+        same = describe(value, node.path, options.static).key == node.key
+        if not same or any(tensor is not next(buffers) for tensor in node.pick(value)):
             raise CaptureError(f"the forward changes its argument `{node.path}`, which a replay would not")
 
 

@@ -6,8 +6,10 @@ Every Nth call of a route is a sampled one: it is timed, and what is too dear fo
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,10 +22,13 @@ from graphprobe.outputs import Make, Outputs
 from graphprobe.reasons import FallbackReason
 from graphprobe.signature import Guard, Picker, dispatch_modes
 from graphprobe.staging import Copier, Staging
-from graphprobe.watch import Pointers, Watch, follow
+from graphprobe.watch import Pointers, Watch, follow, storage
 
 MISS: Any = object()
 """Returned by a graph route that cannot be obeyed now; nothing was launched and nothing counted."""
+
+WAIT: Any = object()
+"""Returned by a graph route where the turn is another thread's: see :meth:`Turn.serve`."""
 
 CHECK = 64
 """Calls of one route between two looks at the addresses of the weights."""
@@ -35,46 +40,67 @@ Sampled = Callable[[list[str], Serve, tuple[Any, ...]], Any]
 """(what is due, serve, serve's arguments) -> the result of serving, or MISS."""
 
 
-PAUSE = 50e-6
-"""Seconds between two looks at a turn that is taken: less than a forward takes."""
-
-
 class Turn:
-    """A lock whose free case costs two list operations: whoever has popped the token has the turn.
+    """Whose turn it is to replay.
 
-    Both operations are atomic. ``closed`` is set during a capture, which nobody should wait for; ``thread`` is set
-    while callbacks of the caller run.
+    As long as one thread alone serves, it is the ``owner`` and needs no lock: it says that it is ``inside`` and looks
+    whether it still is the owner. Another thread that comes makes the turn shared for good: from then on whoever
+    holds the lock is the owner, once the one inside has left. Both sides write before they read, so one of them sees
+    the other. Setting a field cannot be separated from the ``try`` behind it by a signal's exception; a call can be.
     """
 
-    __slots__ = ("_woken", "closed", "pop", "push", "thread")
+    __slots__ = ("closed", "inside", "lock", "owner", "shared")
 
     def __init__(self) -> None:
-        token: list[None] = [None]
-        self.pop = token.pop
-        self.push = token.append
+        self.renew()
+
+    def renew(self) -> None:
+        """Nobody's turn: at the start, and in a forked child, where the thread that had it may be missing."""
+        self.owner = 0
+        self.shared = FREE_THREADED
+        self.inside = 0
         self.closed = False
-        self.thread = 0
-        self._woken = threading.Event()
+        self.lock = threading.Lock()
 
-    def wait(self) -> bool:
-        """Take the turn; False where a capture has it, or this thread itself (a callback that calls the wrapper)."""
-        while not self.closed and self.thread != threading.get_ident():
+    def claim(self) -> None:
+        """The first thread that serves owns the turn."""
+        if not (self.shared or self.owner or self.closed):
+            self.owner = threading.get_ident()
+
+    def serve(self, serve: Serve, call: tuple[Any, ...]) -> Any:
+        """Wait for the turn and serve; MISS where waiting would be wrong."""
+        me = threading.get_ident()
+        if self.closed or self.inside == me:
+            # A capture is not waited for; and a callback that calls the wrapper would wait for itself.
+            return MISS
+        if not self.shared:
+            self.owner, self.shared = 0, True
+        with self.lock:
+            self._until_left()
+            self.owner = me
             try:
-                self.pop()
-                return True
-            except IndexError:
-                self._woken.wait(PAUSE)
-        return False
+                return serve(*call)
+            finally:
+                self.owner = 0
 
-    def __enter__(self) -> None:
-        while True:
+    def _until_left(self) -> None:
+        while self.inside not in (0, threading.get_ident()):
+            time.sleep(PAUSE)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """A block in which nobody replays; other threads' calls do not wait for it, they run eagerly."""
+        with self.lock:
+            owner, self.owner, self.closed = self.owner, 0, True
+            self._until_left()
             try:
-                return self.pop()
-            except IndexError:
-                self._woken.wait(PAUSE)
+                yield
+            finally:
+                self.owner, self.closed = 0 if self.shared else owner, False
 
-    def __exit__(self, *_: object) -> None:
-        self.push(None)
+
+PAUSE = 50e-6
+"""Seconds between two looks at an owner that is inside: less than a forward takes."""
 
 
 class Life:
@@ -129,7 +155,7 @@ class Captured:
         """Whether an input that the forward writes lies in the memory of another one: a graph copies them apart."""
         if not self.written:
             return False
-        places = [t.untyped_storage().data_ptr() for t in tensors]
+        places = [storage(t) for t in tensors]
         return any(places.count(places[index]) > 1 for index in self.written)
 
     def drop(self) -> None:
@@ -142,10 +168,10 @@ class Route:
     """A cached decision for one size, with the guards under which it holds.
 
     ``guard`` compares what the tensors are, ``strays`` (None where nothing else can differ) says whether something
-    else does: see :func:`strays`.
+    else does: see :func:`strays`. ``sampled`` serves the calls that ``schedule`` picks, counted down in ``tick``.
     """
 
-    __slots__ = ("cell", "decision", "grad", "guard", "serve", "strays", "training")
+    __slots__ = ("cell", "decision", "grad", "guard", "sampled", "schedule", "serve", "strays", "tick", "training")
 
     def __init__(
         self,
@@ -156,7 +182,12 @@ class Route:
         training: bool,
         strays: Callable[[tuple[torch.Tensor, ...]], bool] | None,
         serve: Serve,
+        schedule: Schedule,
+        sampled: Sampled,
     ) -> None:
+        self.schedule = schedule
+        self.tick = schedule.tick
+        self.sampled = sampled
         self.decision = decision
         self.cell = cell
         self.guard = guard
@@ -229,7 +260,7 @@ class Schedule:
             if left[name] <= 0:
                 left[name] = self._periods[name]
                 now.append(name)
-        self.gap = min(left.values(), default=1 << 62)
+        self.gap = self.tick[0] = min(left.values(), default=1 << 62)
         return now
 
 
@@ -268,13 +299,13 @@ class GraphWork:
 
 def strays(
     statics: list[tuple[int, int]],
-    limits: list[tuple[int, int, int]],
+    limits: list[tuple[int, int, int, int]],
     captured: Captured | None,
     modes: tuple[Any, ...] | None,
 ) -> Callable[[tuple[torch.Tensor, ...]], bool] | None:
     """A check of what a guard does not see: True where a call is not the route's. None: there is nothing to check.
 
-    Addresses of static tensors (tensor index, address), widths of narrow ones (tensor index, dimension, largest size),
+    Addresses of static tensors (tensor index, address), widths of narrow ones (tensor index, dimension, least, most),
     memory shared with an input that the forward writes, and the modes where autocast was on.
     """
     if not statics and not limits and not (captured and captured.written) and modes is None:
@@ -284,39 +315,34 @@ def strays(
         for index, address in statics:
             if tensors[index].data_ptr() != address:
                 return True
-        if any(tensors[index].shape[dim] > most for index, dim, most in limits):
+        if any(not least <= tensors[index].shape[dim] <= most for index, dim, least, most in limits):
             return True
         return (captured is not None and captured.shares(tensors)) or (modes is not None and modes != dispatch_modes())
 
     return check
 
 
-def graph_route(work: GraphWork, turn: Turn, schedule: Schedule, sampled: Sampled) -> Serve:
-    """The serve function of a graph route; ``sampled`` serves the calls that ``schedule`` picks."""
+def graph_route(work: GraphWork, turn: Turn) -> Serve:
+    """The serve function of a graph route."""
     life, graph, bucket = work.captured.life, work.captured.graph, work.captured.bucket
     ready, (stream_of, device, quick) = work.backend.ready, work.backend.stream_check
     first, copy, buffer, more = work.copier.split()
     make, prepare, back = work.make, work.prepare, work.write_back
-    pop, push, wait, tick = turn.pop, turn.push, turn.wait, schedule.tick
+    thread = threading.get_ident
 
     def serve(
         owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: tuple[torch.Tensor, ...], cell: Cell
     ) -> Any:
-        tick[0] -= 1
-        if not tick[0]:
-            names = schedule.due()
-            tick[0] = schedule.gap + 1
-            return sampled(names, serve, (owner, args, kwargs, tensors, cell))
+        me = thread()
+        if turn.owner != me or turn.inside:
+            return WAIT
+        turn.inside = me
         try:
-            pop()
-        except IndexError:
-            if not wait():
+            if not life.live or turn.owner != me:
                 return MISS
-        try:
-            if not life.live or (stream_of is not None and stream_of(device) != quick[0] and not ready()):
+            if stream_of is not None and stream_of(device) != quick[0] and not ready():
                 return MISS
             if prepare is not None:
-                turn.thread = threading.get_ident()
                 prepare(bucket, *args, **kwargs)
             if first is not None:
                 source = tensors[first]
@@ -331,24 +357,17 @@ def graph_route(work: GraphWork, turn: Turn, schedule: Schedule, sampled: Sample
             cell[0] += 1
             return result
         finally:
-            turn.thread = 0
-            push(None)
+            turn.inside = 0
 
     return serve
 
 
-def eager_route(invoke: Callable[..., Any], schedule: Schedule, sampled: Sampled) -> Serve:
+def eager_route(invoke: Callable[..., Any]) -> Serve:
     """The serve function of an eager route: the forward itself, counted once it has returned."""
-    tick = schedule.tick
 
     def serve(
         owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: tuple[torch.Tensor, ...], cell: Cell
     ) -> Any:
-        tick[0] -= 1
-        if not tick[0]:
-            names = schedule.due()
-            tick[0] = schedule.gap + 1
-            return sampled(names, serve, (owner, args, kwargs, tensors, cell))
         result = invoke(owner, args, kwargs)
         if FREE_THREADED:
             with COUNT_LOCK:

@@ -64,6 +64,9 @@ class Sampler:
             if work.captured.pointers.moved():
                 work.captured.life.lose(FallbackReason.WEIGHTS_MOVED)
                 return MISS
+            if work.captured.pointers.in_autograd():
+                work.captured.life.lose(FallbackReason.GRAD)
+                return MISS
         if work is not None and "verify" in names:
             return self._verifier.compare(work, serve, call, phase)
         if "time" not in names or self._timer is None:

@@ -152,7 +152,8 @@ def _children(value: Any, kind: type, root: bool) -> tuple[str, tuple[Any, ...]]
         return "items", tuple(range(len(value)))
     if isinstance(value, dict):
         # Attributes beside the items would be baked in unseen; ModelOutput's only mirror its items.
-        hidden = set(getattr(value, "__dict__", ())) - (set(value) if dataclasses.is_dataclass(kind) else set())
+        mirrored = {f.name for f in dataclasses.fields(kind)} | set(value) if dataclasses.is_dataclass(kind) else set()
+        hidden = set(getattr(value, "__dict__", ())) - mirrored
         return None if hidden else ("map", tuple(value))
     if dataclasses.is_dataclass(kind) or root:
         return "fields", _attributes(value, kind)
@@ -174,30 +175,43 @@ def _slots(base: type) -> tuple[str, ...]:
     return tuple(n for n in ((slots,) if isinstance(slots, str) else slots) if n not in ("__dict__", "__weakref__"))
 
 
-def parts(value: Any) -> Iterator[Any]:
+def parts(value: Any, depth: int = DEPTH) -> Iterator[Any]:
     """The objects that a value passed by reference consists of: itself, or what its lists and dicts hold."""
     if isinstance(value, dict):
         value = tuple(value.values())
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple)) and depth:
         for item in value:
-            yield from parts(item)
+            yield from parts(item, depth - 1)
     else:
         yield value
 
 
-def identity(value: Any) -> Any:
+def identity(value: Any, depth: int = DEPTH) -> Any:
     """Equal while ``value`` consists of the very same objects; a fresh list of them is equal to the old one."""
     if isinstance(value, CONSTANT_TYPES):
         return (type(value), _canonical(value))
-    if isinstance(value, dict):
-        return (type(value), tuple(value), tuple(map(identity, value.values())))
-    if isinstance(value, (list, tuple)):
-        return (type(value), tuple(map(identity, value)))
+    if isinstance(value, dict) and depth:
+        return (type(value), tuple(value), tuple(identity(v, depth - 1) for v in value.values()))
+    if isinstance(value, (list, tuple)) and depth:
+        return (type(value), tuple(identity(v, depth - 1) for v in value))
     return id(value)
 
 
+def fingerprint(value: Any, depth: int = 5) -> Any:
+    """What an object consists of, some levels deep: equal as long as nobody changes it on the host."""
+    if isinstance(value, CONSTANT_TYPES):
+        return _canonical(value)
+    if isinstance(value, torch.Tensor) or depth == 0:
+        return id(value)
+    if isinstance(value, dict):
+        return tuple((repr(k), fingerprint(v, depth - 1)) for k, v in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(fingerprint(v, depth - 1) for v in value)
+    return (id(value), fingerprint(getattr(value, "__dict__", {}), depth - 1))
+
+
 def _plain(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_quantized
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
 
 
 def _canonical(value: Any) -> Any:
@@ -231,8 +245,10 @@ class Caller:
 
 
 def _signature(function: Callable[..., Any], owned: bool, follow: bool) -> inspect.Signature:
+    returned: Any = inspect.Signature.empty
     try:
-        parameters = list(inspect.signature(function, follow_wrapped=follow).parameters.values())
+        found = inspect.signature(function, follow_wrapped=follow)
+        parameters, returned = list(found.parameters.values()), found.return_annotation
     except (TypeError, ValueError):
         parameters = [
             inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL),
@@ -240,7 +256,7 @@ def _signature(function: Callable[..., Any], owned: bool, follow: bool) -> inspe
         ]
     if owned and parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
         parameters = parameters[1:]
-    return inspect.Signature(parameters)
+    return inspect.Signature(parameters, return_annotation=returned)
 
 
 def _bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any, Place]]:
@@ -319,7 +335,9 @@ class _Picker:
         if node.kind == "items":
             self.require(f"len({variable}) == {len(node.names)}")
         elif node.kind == "map":
-            self.require(f"tuple({variable}) == {self.bind(node.names)}")
+            opened = f"{self.bind(_children)}({variable}, {variable}.__class__, False)"
+            names = f"tuple({variable})" if node.type is dict else opened
+            self.require(f"{names} == {self.bind(node.names if node.type is dict else ('map', node.names))}")
         elif node.kind == "fields":
             self.require(f"{self.bind(_attributes)}({variable}, {variable}.__class__) == {self.bind(node.names)}")
         for name, child in node.branches:

@@ -23,7 +23,8 @@ class Signature:
 
     ``widths`` are the captured sizes of the narrow inputs. ``served`` counts eager calls per bucket, ``lost`` has the
     buckets that are given up, ``writes`` names operators that wrote to a tensor outside, ``narrows`` says whether
-    narrower inputs were seen to give outputs of the same shape.
+    narrower inputs were seen to give outputs of the same shape, ``changes`` counts the eager
+    calls in a row that changed an object passed by reference.
     """
 
     key: tuple[Any, ...]
@@ -38,6 +39,7 @@ class Signature:
     shapes: Shapes = field(default_factory=Shapes)
     writes: str = ""
     narrows: bool | None = None
+    changes: int = 0
     in_autograd: bool = False
 
 
@@ -46,6 +48,7 @@ class Signatures:
 
     def __init__(self, max_graphs: int) -> None:
         self.max_graphs = max_graphs
+        self.evicted = 0
         self._families: dict[Any, list[Signature]] = {}
 
     def __iter__(self) -> Iterator[Signature]:
@@ -90,6 +93,7 @@ class Signatures:
         waiting = [s for s in self if not s.graphs]
         for signature in waiting[: max(0, len(waiting) - WAITING * self.max_graphs)]:
             self._families[signature.key].remove(signature)
+            self.evicted += 1
         self._families = {key: family for key, family in self._families.items() if family}
 
     def clear(self) -> None:
@@ -97,7 +101,7 @@ class Signatures:
         for signature in self:
             for captured in signature.graphs.values():
                 captured.drop()
-        self._families = {}
+        self._families, self.evicted = {}, 0
 
 
 def _key(call: Call) -> tuple[tuple[Any, ...], tuple[int, ...]]:

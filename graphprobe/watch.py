@@ -7,6 +7,7 @@ What this cannot see: kernels that bypass the dispatcher, and two live tensors w
 
 from __future__ import annotations
 
+import functools
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -38,12 +39,24 @@ def storage(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-class Watch(TorchDispatchMode):
-    """Sees every operator of a capture. ``device`` is the device type that the graph runs on."""
+def alias(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of ``tensor`` as a tensor of its own, which keeps the memory and not the tensor it came from."""
+    fresh = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return fresh.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
-    def __init__(self, staged: list[torch.Tensor], device: str) -> None:
+
+class Watch(TorchDispatchMode):
+    """Sees every operator of a capture. ``device`` is the device type that the graph runs on.
+
+    With ``lenient`` it watches an eager run ahead of a capture: what a capture must not contain is noted as
+    ``problem`` instead of raised.
+    """
+
+    def __init__(self, staged: list[torch.Tensor], device: str, lenient: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
+        self.lenient = lenient
+        self.problem = ""
         self.operators = 0
         self.random = False
         self.reads: dict[int, weakref.ref[torch.Tensor]] = {}
@@ -69,7 +82,7 @@ class Watch(TorchDispatchMode):
             self._made.update(storage(t) for t in tensors_in(args))
         self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
         if needs_host(func, args):
-            raise CaptureError(f"{func} needs a value on the host, which a graph cannot give ({caller()})")
+            self._refuse(f"{func} needs a value on the host, which a graph cannot give ({caller()})")
         for tensor in tensors_in((*args, *kwargs.values())):
             self._read(tensor, func)
         for tensor in writes_of(func, args, kwargs):
@@ -78,6 +91,11 @@ class Watch(TorchDispatchMode):
         for tensor in tensors_in(result):
             self._result(tensor)
         return result
+
+    def _refuse(self, text: str) -> None:
+        if not self.lenient:
+            raise CaptureError(text)
+        self.problem = self.problem or text
 
     def outside(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies in memory that is neither staged nor made inside the capture."""
@@ -94,7 +112,7 @@ class Watch(TorchDispatchMode):
         self._outer.add(storage(tensor))
         if tensor.device.type != self.device and self.device != "cpu":
             text = f"{func} reads a {tensor.device.type} tensor of shape {tuple(tensor.shape)} from outside the forward"
-            raise CaptureError(f"{text}; its value would be frozen in the graph: move it to {self.device}")
+            self._refuse(f"{text}; its value would be frozen in the graph: move it to {self.device}")
         if id(tensor) not in self.reads:
             self.reads[id(tensor)] = weakref.ref(tensor)
 
@@ -116,7 +134,7 @@ class Watch(TorchDispatchMode):
         """The tensors that were read from outside. CaptureError where the forward itself let go of one."""
         found = [ref() for ref in self.reads.values()]
         if any(tensor is None for tensor in found):
-            raise CaptureError("the forward replaces a tensor that it reads; write to it in place instead")
+            self._refuse("the forward replaces a tensor that it reads; write to it in place instead")
         return [tensor for tensor in found if tensor is not None]
 
     def derived(self, tensor: torch.Tensor) -> bool:
@@ -129,8 +147,21 @@ class Watch(TorchDispatchMode):
         return storage(tensor) in self._outer
 
 
+@functools.cache
+def prime() -> None:
+    """Let torch load what its first dispatch mode loads, before a capture would pay for it and be held by it."""
+    with Watch([], "cpu"):
+        torch.zeros(1).add_(1)
+
+
+UNDECLARED = ("aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm")
+"""Operators that write their running mean and variance (arguments 3 and 4) in training, unsaid by their schema."""
+
+
 def writes_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """The tensors that an operator's schema says it writes."""
+    """The tensors that an operator writes."""
+    if str(func).startswith(UNDECLARED) and len(args) > 5 and args[5]:
+        yield from tensors_in(args[3:5])
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[position] if position < len(args) else kwargs.get(argument.name)
@@ -176,6 +207,13 @@ class Pointers:
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._known = [(weakref.ref(tensor), tensor.data_ptr()) for tensor in tensors]
+        self._plain = [weakref.ref(tensor) for tensor in tensors if not tensor.requires_grad]
+
+    def in_autograd(self) -> bool:
+        """Whether a tensor requires grad now that did not at the capture."""
+        if not torch.is_grad_enabled():
+            return False
+        return any(tensor is not None and tensor.requires_grad for tensor in (ref() for ref in self._plain))
 
     def moved(self) -> tuple[int, ...] | None:
         """The shape of a tensor whose storage is another one now, or None."""

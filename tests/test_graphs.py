@@ -130,7 +130,7 @@ def test_pad_rows_never_reach_a_result() -> None:
     def forward(x: torch.Tensor) -> Any:
         return x + 1, x.t() * 2, torch.ones(5), {"n": x[:, 0]}
 
-    graphed = recorded(forward, buckets=[2, 4], pad="zeros")
+    graphed = recorded(forward, buckets=[2, 4], pad={"x": 0})
     serve(graphed, 2, 2, 4, 4)
     x = rows(3)
     expected, actual = forward(x), graphed(x)
@@ -472,7 +472,7 @@ def test_a_call_without_a_batch_dimension() -> None:
 
 
 def test_grad_of_arguments() -> None:
-    """With grad mode on, an input that requires grad is eager and gets its gradient; without grad mode it is a graph."""
+    """In grad mode an input that requires grad is eager and gets its gradient; without grad mode it is a graph."""
     forward = recorded(double, buckets=[2])
     x = rows(2).requires_grad_()
     with torch.enable_grad():
@@ -486,13 +486,28 @@ def test_grad_of_arguments() -> None:
 
 
 def test_grad_of_what_the_forward_closes_over() -> None:
-    """A weight outside the arguments that requires grad is seen by its result, at the latest before the first replay."""
+    """A weight outside the arguments that requires grad is seen by its result, before the first replay."""
     linear = torch.nn.Linear(3, 3)
     for eager_first in (0, 1):
         forward = recorded(lambda x: (x, linear(x)), buckets=[2], eager_first=eager_first, name=f"first {eager_first}")
         with torch.enable_grad():
             assert [True] * 4 == [forward(rows(2))[1].requires_grad for _ in range(4)]
         assert "graph" not in counts(forward)
+
+
+def test_grad_that_is_asked_for_later() -> None:
+    """Parameters that require grad from now on, with grad mode on, are noticed within the check; and the way back."""
+    model = recorded(torch.nn.Linear(3, 3).eval().requires_grad_(False), buckets=[2])
+    with torch.enable_grad():
+        serve(model, 2, 2, 2)
+        model.requires_grad_(True)
+        serve(model, *[2] * CHECK, 2)
+        graph = counts(model.forward)["graph"]
+        serve(model, 2, 2)
+        assert graph == counts(model.forward)["graph"]
+        model.requires_grad_(False)
+        serve(model, *[2] * CHECK, 2, 2, 2)
+        assert graph < counts(model.forward)["graph"]
 
 
 def test_training() -> None:
@@ -562,9 +577,7 @@ def test_phase_and_agree_are_asked_once_per_call() -> None:
         asked[name] += 1
         return answer
 
-    forward = recorded(
-        double, buckets=[1, 2], agree=lambda n: ask("agree", n), phase=lambda x: ask("phase", "decode")
-    )
+    forward = recorded(double, buckets=[1, 2], agree=lambda n: ask("agree", n), phase=lambda x: ask("phase", "decode"))
     for calls, n in enumerate((1, 1, 1, 2, 2, 2, 1, 3, 3, 1, 2), 1):
         forward(rows(n))
         assert {"agree": calls, "phase": calls} == dict(asked)
@@ -604,7 +617,9 @@ def test_padded_requests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "n"), [("y", 4), (("y", 1), 3), (lambda x, y: 2, 2), (None, 2)], ids=["name", "pair", "callable", "default"]
+    ("batch", "n"),
+    [("y", 4), (("y", 1), 3), (lambda x, y: 2, 2), (None, 2)],
+    ids=["name", "pair", "callable", "default"],
 )
 def test_where_the_batch_size_is_read(batch: Any, n: int) -> None:
     """An argument's first dimension, another dimension, a callable's answer, or the first tensor."""
@@ -666,7 +681,7 @@ def test_a_replaced_tensor_is_noticed_when_the_forward_returns_it(returned: str)
     holder["cache"] = torch.ones(2, 3)
     for _ in range(3):
         expected, x = holder["cache"].clone(), rows(2)
-        y, cache = forward(x)
+        _, cache = forward(x)
         assert torch.equal(expected + x, holder["cache"])
         assert torch.equal(holder["cache"][: len(cache)], cache)
 
@@ -858,6 +873,31 @@ def test_containers_that_the_forward_fills(kind: str) -> None:
         assert [(x * 2).tolist()] == [t.tolist() for t in (out if kind == "list" else out.values())]
 
 
+@pytest.mark.parametrize("kind", ["list", "dict", "dataclass"])
+def test_items_that_the_forward_replaces(kind: str) -> None:
+    """A forward that puts a new tensor in its argument's place, as a functional cache does, does so at every call."""
+
+    @dataclasses.dataclass
+    class Batch:
+        kv: torch.Tensor
+
+    def step(x: torch.Tensor, held: Any) -> torch.Tensor:
+        if kind == "dataclass":
+            held.kv = held.kv + x
+            return held.kv * 1
+        at = 0 if kind == "list" else "kv"
+        held[at] = held[at] + x
+        return held[at] * 1
+
+    forward = recorded(step, buckets=[2])
+    for _ in range(5):
+        x, kv = rows(2), rows(2)
+        held: Any = {"list": [kv], "dict": {"kv": kv}, "dataclass": Batch(kv)}[kind]
+        assert torch.equal(kv + x, forward(x, held))
+        after = held.kv if kind == "dataclass" else held[0 if kind == "list" else "kv"]
+        assert torch.equal(kv + x, after)
+
+
 def test_an_argument_whose_shape_the_forward_changes() -> None:
     """In-place changes of the form of an argument are no graph, and reach the caller."""
 
@@ -886,8 +926,21 @@ def test_context(form: str) -> None:
         mask, scale = (now[0].mask, now[0].scale) if form == "object" else (now[0]["mask"], now[0]["scale"])
         return x * scale + mask[:, None]
 
-    forward = recorded(step, buckets=[2, 4], context=lambda: now[0], pad={"x": 0, "context.mask": 0, "context[mask]": 0})
-    for n, scale in [(2, 1.0), (2, 1.0), (4, 1.0), (4, 1.0), (3, 1.0), (1, 1.0), (2, 3.0), (2, 3.0), (2, 3.0), (2, 1.0)]:
+    forward = recorded(
+        step, buckets=[2, 4], context=lambda: now[0], pad={"x": 0, "context.mask": 0, "context[mask]": 0}
+    )
+    for n, scale in [
+        (2, 1.0),
+        (2, 1.0),
+        (4, 1.0),
+        (4, 1.0),
+        (3, 1.0),
+        (1, 1.0),
+        (2, 3.0),
+        (2, 3.0),
+        (2, 3.0),
+        (2, 1.0),
+    ]:
         mask, x = torch.randn(n), rows(n)
         now[0] = Context(mask, scale) if form == "object" else {"mask": mask, "scale": scale}
         assert torch.equal(step(x), forward(x))
@@ -911,7 +964,10 @@ def test_a_context_that_is_kept_and_changed() -> None:
 
 
 def test_narrow() -> None:
-    """A table that is narrower than captured is filled up and is the same graph; a wider one is captured anew."""
+    """A table that is narrower than captured is filled up and is the same graph; a wider one is captured anew.
+
+    The first narrower call of a graph is eager, and shows that the outputs do not follow the width.
+    """
 
     def step(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         return x + table.clamp(min=0).sum(1, keepdim=True)
@@ -921,7 +977,7 @@ def test_narrow() -> None:
         x, table = rows(2), torch.randint(0, 9, (2, width)).float()
         assert torch.equal(step(x, table), forward(x, table))
     assert {2: 2} == forward.snapshot().captures
-    assert 10 == counts(forward)["graph"]
+    assert {"graph": 8, "warmup": 4} == counts(forward)
 
 
 def test_narrow_written_in_place() -> None:
@@ -939,7 +995,7 @@ def test_narrow_written_in_place() -> None:
 
 
 def test_prepare() -> None:
-    """Called before the capture and before each replay with the bucket and the caller's arguments, never before eager."""
+    """Called before a capture and before each replay with bucket and the caller's arguments, never before eager."""
     seen: list[tuple[int, int]] = []
     plan = torch.zeros(1)
 
@@ -1065,16 +1121,20 @@ def test_model_outputs() -> None:
 # -- failures ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("broken", [lambda x: x * float(x.sum()), lambda x: (x, object())], ids=["sync", "output"])
-def test_a_failed_capture_goes_on_serving_and_is_bounded(broken: Any) -> None:
-    """Eager results, two attempts per bucket, a cause with the first failure, and no other forward is disturbed."""
+@pytest.mark.parametrize(
+    ("broken", "attempts"),
+    [(lambda x: x * float(x.sum()), 1), (lambda x: (x, object()), 2)],
+    ids=["sync", "output"],
+)
+def test_a_failed_capture_goes_on_serving_and_is_bounded(broken: Any, attempts: int) -> None:
+    """Eager results, at most two attempts per bucket (one where the eager run showed it), a cause, nobody disturbed."""
     forward = recorded(broken, buckets=[1, 2])
     for n in (1, 2) * 10:
         x = rows(n)
         assert torch.equal(broken(x)[0], forward(x)[0])
     assert {"warmup": 2, "capture_failed": 18} == counts(forward)
-    assert {(1, "error"): 2, (2, "error"): 2} == forward.snapshot().capture_outcomes
-    assert any("capturing bucket 2 failed" in text for text in forward.snapshot().causes.values())
+    assert {(1, "error"): attempts, (2, "error"): attempts} == forward.snapshot().capture_outcomes
+    assert any("bucket 2" in text for text in forward.snapshot().causes.values())
     good = recorded(double, buckets=[2], name="good")
     serve(good, 2, 2)
     assert {"graph": 1, "warmup": 1} == counts(good)
@@ -1136,7 +1196,7 @@ def test_the_forward_runs_exactly_once_per_call() -> None:
 
 @pytest.mark.parametrize("own", [False, True])
 def test_random_numbers_are_eagers(own: bool) -> None:
-    """From one seed eager and graph draw the same numbers, call for call, of torch's generator or of one that is named."""
+    """From one seed eager and graph draw the same numbers, call for call, of torch's generator or a named one."""
     generator = torch.Generator() if own else torch.default_generator
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -1164,8 +1224,18 @@ def test_a_captured_forward_inside_another() -> None:
 # -- threads and processes -----------------------------------------------------------------------------------------
 
 
-def test_threads_get_their_own_results() -> None:
-    """Six threads on one wrapper: every result is eager's, no call is lost, each bucket is captured once."""
+@pytest.fixture
+def switching() -> Iterator[None]:
+    """Threads take turns fifty times as often as usual, so that a race shows."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize("attempt", range(4))
+def test_threads_get_their_own_results(switching: None, attempt: int) -> None:
+    """Six threads on one wrapper: every result is eager's, no call is lost or raises, each bucket is captured once."""
     weight = rows(3)
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -1176,10 +1246,11 @@ def test_threads_get_their_own_results() -> None:
     def go(k: int) -> None:
         generator = torch.Generator().manual_seed(k)
         with torch.no_grad():
-            for i in range(150):
+            for i in range(100):
                 x = torch.randn(1 + (i + k) % 5, 3, generator=generator)
-                if not torch.allclose(step(x), forward(x), atol=1e-6):
-                    wrong.append((k, i))
+                result: Any = forward(x)
+                if type(result) is not torch.Tensor or not torch.allclose(step(x), result, atol=1e-6):
+                    wrong.append((k, i, result))
 
     threads = [threading.Thread(target=go, args=(k,), daemon=True) for k in range(6)]
     for thread in threads:
@@ -1188,7 +1259,7 @@ def test_threads_get_their_own_results() -> None:
         thread.join(60)
     assert [False] * 6 == [thread.is_alive() for thread in threads]
     assert [] == wrong
-    assert 900 == sum(counts(forward).values())
+    assert 600 == sum(counts(forward).values())
     assert {1: 1, 2: 1, 4: 1} == forward.snapshot().captures
 
 

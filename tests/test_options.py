@@ -73,7 +73,7 @@ def test_unknown_argument_names(keyword: str) -> None:
 
 
 def test_names_inside_arguments() -> None:
-    """A path is known by its first part, any name passes where the forward takes ``**kwargs``, and context is a root."""
+    """A path is known by its first part, any name passes where the forward takes ``**kwargs``, context is a root."""
 
     def opened(x: Any, **more: Any) -> Any:
         return x

@@ -56,7 +56,7 @@ def test_no_rows_teach_nothing() -> None:
         ((2, 4), (3, 4), [0]),
         ((4, 2), (4, 3), [1]),
         ((4, 4), (4, 4), [None]),
-        ((8, 5), (12, 5), [0]),
+        ((8, 5), (12, 5), None),
         ((), (), [None]),
         ((2, 2), (3, 3), None),
         ((3, 4), (4, 4), None),
@@ -65,8 +65,14 @@ def test_no_rows_teach_nothing() -> None:
     ],
 )
 def test_following(two: tuple[int, ...], three: tuple[int, ...], expected: list[int | None] | None) -> None:
-    """A dimension follows where it is proportional to the rows at both sizes; anything else is unclear, never guessed."""
+    """A dimension follows where it is the rows at both sizes; anything else is unclear, never guessed."""
     assert expected == shapes((2, torch.zeros(two)), (3, torch.zeros(three))).dims()
+
+
+def test_an_output_may_have_a_row_per_request() -> None:
+    """With four rows per request, one output row per request follows, too."""
+    found = shapes((4, (torch.zeros(4, 5), torch.zeros(1, 5))), (8, (torch.zeros(8, 5), torch.zeros(2, 5))))
+    assert [[0, 0], None] == [found.dims(4), found.dims(1)]
 
 
 def test_results_of_two_structures_are_unclear() -> None:
@@ -90,7 +96,7 @@ def test_results_of_two_structures_are_unclear() -> None:
 )
 def test_a_result_keeps_its_form(result: Any) -> None:
     """Type, names, constants and values are those of the forward's result; the tensors are copies."""
-    made = Outputs(result, 4, inside).maker(4, None, alias=False)()
+    made = Outputs(result, 4, inside).maker(4, None, aliased=False)()
     node, tensors = described(result)
     other, copies = described(made)
     assert node.key == other.key
@@ -101,9 +107,9 @@ def test_a_result_keeps_its_form(result: Any) -> None:
 
 def test_a_result_is_cut_to_the_rows_of_the_caller() -> None:
     """Each tensor along its own dimension; one that does not follow is whole."""
-    result = (torch.arange(8.0).reshape(4, 2), torch.ones(3, 4), torch.ones(5), torch.arange(8.0))
-    made = Outputs(result, 4, inside).maker(3, [0, 1, None, 0], alias=False)()
-    assert [(3, 2), (3, 3), (5,), (6,)] == [tuple(t.shape) for t in made]
+    result = (torch.arange(8.0).reshape(4, 2), torch.ones(3, 4), torch.ones(5))
+    made = Outputs(result, 4, inside).maker(3, [0, 1, None], aliased=False)()
+    assert [(3, 2), (3, 3), (5,)] == [tuple(t.shape) for t in made]
     assert [[0, 1], [2, 3], [4, 5]] == made[0].tolist()
 
 
@@ -111,7 +117,7 @@ def test_alias_hands_out_the_memory_itself() -> None:
     """With alias a result is the graph's memory, with clone it survives what comes next."""
     x = torch.zeros(4)
     outputs = Outputs(x, 4, inside)
-    aliased, cloned = outputs.maker(4, None, alias=True)(), outputs.maker(4, None, alias=False)()
+    aliased, cloned = outputs.maker(4, None, aliased=True)(), outputs.maker(4, None, aliased=False)()
     x.fill_(5)
     assert (20.0, 0.0) == (float(aliased.sum()), float(cloned.sum()))
 
@@ -120,7 +126,7 @@ def test_model_outputs() -> None:
     """transformers' ModelOutput comes back as one, readable by name, index and key."""
     outputs = pytest.importorskip("transformers.modeling_outputs")
     result = outputs.CausalLMOutputWithPast(logits=torch.ones(4, 2), past_key_values=None)
-    made = Outputs(result, 4, inside).maker(2, [0], alias=False)()
+    made = Outputs(result, 4, inside).maker(2, [0], aliased=False)()
     assert type(result) is type(made)
     assert [(2, 2)] * 3 == [tuple(t.shape) for t in (made.logits, made[0], made["logits"])]
     assert ["logits"] == list(made)
@@ -135,7 +141,7 @@ def test_what_cannot_be_handed_out_is_refused() -> None:
 def test_the_caller_gets_its_own_object_back() -> None:
     """An object passed by reference may be part of the result, and the graph does not keep it alive."""
     cache = Cache()
-    make = Outputs((torch.ones(2), cache), 2, inside, frozenset({id(cache)})).maker(2, None, alias=False)
+    make = Outputs((torch.ones(2), cache), 2, inside, frozenset({id(cache)})).maker(2, None, aliased=False)
     assert cache is make()[1]
     gone = weakref.ref(cache)
     gc.disable()
@@ -149,7 +155,7 @@ def test_the_caller_gets_its_own_object_back() -> None:
 def test_a_tensor_from_outside_is_handed_out_as_it_is() -> None:
     """A cache that the forward returns is the engine's own memory, not a copy of it."""
     cache, x = torch.zeros(4), torch.ones(4)
-    made = Outputs((x, cache), 4, lambda t: t is cache).maker(4, None, alias=False)()
+    made = Outputs((x, cache), 4, lambda t: t is cache).maker(4, None, aliased=False)()
     assert cache.data_ptr() == made[1].data_ptr()
     assert x.data_ptr() != made[0].data_ptr()
 

@@ -5,70 +5,62 @@ import threading
 import pytest
 import torch
 
+from graphprobe.graphed import capture
 from graphprobe.reasons import FallbackReason
-from graphprobe.routes import Life, Schedule, Turn, strays
+from graphprobe.routes import Life, Schedule, strays
+from graphprobe.signature import dispatch_modes
 
 
-def test_a_turn_excludes() -> None:
-    """Eight threads that add non-atomically under the turn lose nothing, and all of them end."""
-    turn, total = Turn(), [0]
+@pytest.mark.usefixtures("own_forwards")
+def test_replays_exclude_one_another() -> None:
+    """Eight threads that replay a graph which adds in place: no addition and no call is lost, and all of them end."""
+    total, x = torch.zeros(3), torch.ones(2, 3)
 
-    def work(how: int) -> None:
-        for _ in range(400):
-            if how % 2:
-                with turn:
-                    bump()
-            else:
-                try:
-                    turn.pop()
-                except IndexError:
-                    assert turn.wait()
-                bump()
-                turn.push(None)
+    def add(x: torch.Tensor) -> torch.Tensor:
+        total.add_(x[0])
+        return x + 0
 
-    def bump() -> None:
-        seen = total[0]
-        for _ in range(20):
-            pass
-        total[0] = seen + 1
+    forward = capture(add, buckets=[2], backend="recorder")
 
-    threads = [threading.Thread(target=work, args=(k,), daemon=True) for k in range(8)]
+    def work() -> None:
+        with torch.no_grad():
+            for _ in range(200):
+                forward(x)
+
+    with torch.no_grad():
+        forward(x), forward(x)
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert [False] * 8 == [thread.is_alive() for thread in threads]
-    assert 3200 == total[0]
+    assert [1602.0] * 3 == total.tolist()
+    assert (1601, 1) == (forward.snapshot().graph_calls, forward.snapshot().eager_calls)
 
 
-def test_a_waiter_gets_the_turn_once_it_is_given_back() -> None:
-    """Waiting ends with the turn held, and never before the holder has let go."""
-    turn, order = Turn(), []
-    turn.pop()
+@pytest.mark.usefixtures("own_forwards")
+def test_a_callback_that_calls_the_wrapper_does_not_wait_for_itself() -> None:
+    """prepare= may call the forward again: that call is served, and nothing hangs."""
+    inner: list[torch.Tensor] = []
 
-    def wait() -> None:
-        order.append("waits")
-        turn.wait()
-        order.append("has it")
+    def prepare(bucket: int, x: torch.Tensor) -> None:
+        if len(inner) < 8:
+            inner.append(x)
+            inner.append(forward(x + 1))
 
-    thread = threading.Thread(target=wait, daemon=True)
+    forward = capture(lambda x: x * 2, buckets=[2], backend="recorder", prepare=prepare)
+    x, results = torch.ones(2, 3), []
+
+    def work() -> None:
+        with torch.no_grad():
+            results.extend(forward(x) for _ in range(6))
+
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    while not order:
-        pass
-    order.append("let go")
-    turn.push(None)
     thread.join(30)
-    assert ["waits", "let go", "has it"] == order
-    with pytest.raises(IndexError):
-        turn.pop()
-
-
-def test_a_turn_is_given_back_when_its_block_raises() -> None:
-    """An exception inside leaves the turn free for the next one."""
-    turn = Turn()
-    with pytest.raises(ValueError, match="inside"), turn:
-        raise ValueError("inside")
-    turn.pop()
+    assert not thread.is_alive()
+    assert [[[2.0] * 3] * 2] * 6 == [r.tolist() for r in results]
 
 
 def due_at(calls: int, **periods: int) -> dict[int, list[str]]:
@@ -110,12 +102,23 @@ def test_a_life_ends_with_its_reason() -> None:
 
 
 def test_strays() -> None:
-    """A static tensor that lies elsewhere and a narrow one that is too wide are seen; without either nothing is asked."""
+    """A static tensor elsewhere and a narrow one of a width out of bounds are seen; without either nothing is asked."""
     cache, table = torch.zeros(4), torch.zeros(2, 5)
-    check = strays([(0, cache.data_ptr())], [(1, 1, 5)])
+    check = strays([(0, cache.data_ptr())], [(1, 1, 2, 5)], None, None)
     assert check is not None
     assert not check((cache, table))
     assert not check((cache, table[:, :3]))
     assert check((cache.clone(), table))
     assert check((cache, torch.zeros(2, 6)))
-    assert None is strays([], [])
+    assert check((cache, torch.zeros(2, 1)))
+    assert None is strays([], [], None, None)
+
+
+def test_strays_under_autocast() -> None:
+    """A guard sees that autocast is on, not its dtype: the modes are compared where it was on."""
+    with torch.autocast("cpu", torch.bfloat16):
+        check = strays([], [], None, dispatch_modes())
+        assert check is not None
+        assert not check(())
+    with torch.autocast("cpu", torch.float16):
+        assert check(())

@@ -27,7 +27,9 @@ def test_a_buffer_has_the_rows_of_the_bucket() -> None:
     assert [torch.float16, torch.float32] == [b.dtype for b in staging.buffers]
 
 
-@pytest.mark.parametrize("tensor", [torch.zeros(2, 3).t(), torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)])
+@pytest.mark.parametrize(
+    "tensor", [torch.zeros(2, 3).t(), torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)]
+)
 def test_a_dense_layout_is_kept(tensor: torch.Tensor) -> None:
     """Kernels and output strides follow the layout of the input."""
     assert tensor.stride() == Input("x", 0, None).buffer(tensor, 4).stride()
@@ -48,7 +50,13 @@ def test_a_buffer_made_in_inference_mode_can_be_written_outside() -> None:
 
 def test_copies() -> None:
     """Every tensor of a call reaches its own buffer, whatever dtype and however many of each."""
-    tensors = [torch.randn(4, 3), torch.randint(9, (4,)), torch.randn(4, 1), torch.randn(2, 2), torch.randint(9, (4, 2))]
+    tensors = [
+        torch.randn(4, 3),
+        torch.randint(9, (4,)),
+        torch.randn(4, 1),
+        torch.randn(2, 2),
+        torch.randint(9, (4, 2)),
+    ]
     inputs = [Input(f"x{i}", i, 0 if t.shape[0] == 4 else None) for i, t in enumerate(tensors)]
     staging = staged(*inputs, tensors=tensors)
     staging.copier(4)(tensors)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphprobe.routes import MISS, timed
 from graphprobe.timers import ClockTimer, EventTimer
 
 
@@ -116,30 +115,3 @@ def test_the_clock_hands_on_at_once() -> None:
     timer.cancel(timer.start())
     timer.harvest()
     assert [True] == [value >= 0 for value in seconds]
-
-
-def test_timed_leaves_no_sample_of_a_call_that_missed_or_raised() -> None:
-    """Only a call that returned a result is measured, and no pair is lost to the others."""
-    device, seconds = Device(), []
-    timer = EventTimer(device.event, lambda: 0, pairs=1)
-
-    def boom() -> None:
-        raise ValueError("theirs")
-
-    for serve, expected in ((lambda: MISS, MISS), (lambda: 5, 5)):
-        assert expected == timed(timer, serve, (), seconds.append)
-    device.finish()
-    try:
-        timed(timer, boom, (), seconds.append)
-    except ValueError as error:
-        assert "theirs" == str(error)
-    timer.harvest()
-    assert 1 == len(seconds)
-    assert None is not timer.start()
-
-
-def test_timed_serves_a_call_whose_sample_is_dropped() -> None:
-    """Without a free pair the call is served as ever."""
-    device = Device()
-    timer = EventTimer(device.event, lambda: 0, pairs=0)
-    assert "result" == timed(timer, lambda: "result", (), lambda _: None)

@@ -43,7 +43,7 @@ def test_where_a_tensor_lies() -> None:
 
 
 def test_writes() -> None:
-    """A write to an input is known by its index, one to the outside by its operator, one to a result is nobody's business."""
+    """A write to an input is known by its index, one outside by its operator, one to a result is nobody's business."""
     x, y, cache = torch.zeros(2), torch.zeros(2), torch.zeros(4)
     watch = Watch([x, y], "cpu")
     with watch:
@@ -139,7 +139,7 @@ def test_a_tensor_that_is_let_go_is_noticed_at_once() -> None:
 
 
 def test_storage_that_was_replaced_is_found() -> None:
-    """``data =`` leaves the tensor and changes its address; the shape of the tensor is named. A dead tensor is not asked."""
+    """``data =`` leaves the tensor and changes its address; its shape is named. A dead tensor is not asked."""
     weight, head = torch.nn.Parameter(torch.zeros(2, 5)), torch.zeros(3)
     pointers = Pointers([weight, head])
     weight.add_(1)

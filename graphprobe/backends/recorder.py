@@ -12,12 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphprobe.backends.base import Backend, capture_state, explained
 from graphprobe.errors import CaptureError
 from graphprobe.timers import ClockTimer, Timer
-from graphprobe.watch import storage, tensors_in, writes_of
+from graphprobe.watch import alias, caller, storage, tensors_in, writes_of
 
 Step = Callable[[], None]
 
@@ -50,15 +51,15 @@ class _Recording(TorchDispatchMode):
         self.undo: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._aliases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._originals: dict[int, torch.Tensor] = {}
-        self._inside: dict[int, torch.Tensor] = {}
+        self._inside: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._twins: set[int] = set()
+        self._made: set[int] = set()
         self._saved: set[int] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        for value in (*args, *(kwargs or {}).values()):
-            if isinstance(value, torch.Generator) and not any(value is g for g in self.generators):
-                raise CaptureError(f"{func} uses a generator that is not named in generators=")
+        self._check(func, (*args, *(kwargs or {}).values()))
         held = self._hold(args)
         named = {name: self._hold(value) for name, value in (kwargs or {}).items()}
         written = list(writes_of(func, held, named))
@@ -68,8 +69,15 @@ class _Recording(TorchDispatchMode):
         self._record(func, held, named, result, bool(written))
         return self._give(result)
 
+    def _check(self, func: Any, values: tuple[Any, ...]) -> None:
+        if torch.Tag.inplace_view in func.tags:
+            raise CaptureError(f"{func} changes the shape of a tensor in place ({caller()})")
+        for value in values:
+            if isinstance(value, torch.Generator) and not any(_same(value, g) for g in self.generators):
+                raise CaptureError(f"{func} uses a generator that is not named in generators= ({caller()})")
+
     def _save(self, tensor: torch.Tensor) -> None:
-        if id(tensor) in self._originals and storage(tensor) not in self._saved:
+        if storage(tensor) not in self._made and storage(tensor) not in self._saved:
             self._saved.add(storage(tensor))
             whole = _whole(tensor)
             self.undo.append((whole, whole.clone()))
@@ -81,35 +89,49 @@ class _Recording(TorchDispatchMode):
         at its old address, as by a CUDA graph, and its owner can still let go of it.
         """
         if isinstance(value, torch.Tensor):
-            return value if id(value) in self._inside else self._alias(value)
+            inside = self._inside.get(id(value))
+            if inside is None:
+                return self._alias(value)
+            # The forward may have given a tensor of its own other memory (``.data =``).
+            return inside[1] if storage(inside[1]) == storage(value) else alias(value)
         if isinstance(value, (list, tuple)):
             return type(value)(self._hold(item) for item in value)
         return value
 
     def _alias(self, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in self._aliases:
-            alias = tensor.detach()
-            self._aliases[id(tensor)] = (tensor, alias)
-            self._originals[id(alias)] = tensor
+            twin = alias(tensor)
+            self._aliases[id(tensor)] = (tensor, twin)
+            self._originals[id(twin)] = tensor
         return self._aliases[id(tensor)][1]
 
     def _give(self, value: Any) -> Any:
         # An in-place operator returns its argument, and the forward may rely on that identity.
         if isinstance(value, torch.Tensor):
-            return self._originals.get(id(value), value)
+            return self._originals.get(id(value)) if id(value) in self._originals else self._shown(value)
         if isinstance(value, (list, tuple)):
             return type(value)(self._give(item) for item in value)
         return value
 
+    def _shown(self, value: torch.Tensor) -> torch.Tensor:
+        if id(value) not in self._twins:
+            return value
+        return next(out for out, twin in self._inside.values() if twin is value)
+
     def _record(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any, writes: bool) -> None:
-        outs = [out for out in tensors_in(result) if id(out) not in self._originals]
+        outs = [out for out in tensors_in(result) if id(out) not in self._originals and id(out) not in self._twins]
         inputs = {storage(t) for t in tensors_in((args, *kwargs.values()))}
-        fresh = [] if writes else [i for i, out in enumerate(outs) if storage(out) not in inputs]
-        self._inside.update((id(out), out) for out in outs)
-        self.tape.views += outs
-        self.tape.made += [outs[i] for i in fresh]
+        fresh = [i for i, out in enumerate(outs) if storage(out) not in inputs]
+        # What the forward gets to see may be tied to outside tensors by autograd's views; the tape keeps twins.
+        twins = [alias(out) for out in outs]
+        for out, twin in zip(outs, twins, strict=True):
+            self._inside[id(out)] = (out, twin)
+            self._twins.add(id(twin))
+        self.tape.views += twins
+        self.tape.made += [twins[i] for i in fresh]
+        self._made.update(storage(outs[i]) for i in fresh)
         if fresh or writes:
-            self.tape.steps.append(_step(func, args, kwargs, outs, fresh))
+            self.tape.steps.append(_step(func, args, kwargs, twins, fresh))
 
     def restore(self) -> None:
         """Put back what the recording run changed in place."""
@@ -117,11 +139,25 @@ class _Recording(TorchDispatchMode):
             target.copy_(saved)
 
 
+def _same(a: torch.Generator, b: torch.Generator) -> bool:
+    # An operator gets a wrapper of its own of the generator, so identity says nothing.
+    return a is b or torch.equal(a.get_state(), b.get_state())
+
+
+class _HostReads(TorchFunctionMode):
+    """Refuses what hands a tensor's content to the host without an operator, as a CUDA capture would."""
+
+    NAMES = ("numpy", "tolist", "__array__", "__dlpack__", "item", "__contains__")
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if getattr(func, "__name__", "") in self.NAMES:
+            raise CaptureError(f"{func.__name__}() needs a value on the host, which a graph cannot give ({caller()})")
+        return func(*args, **(kwargs or {}))
+
+
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    memory = tensor.untyped_storage()
-    flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    count = memory.nbytes() // tensor.element_size()
-    return flat.set_(memory, 0, (count,), (1,))
+    count = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return alias(tensor).as_strided((count,), (1,), 0)
 
 
 def _step(func: Any, args: Any, kwargs: dict[str, Any], outs: list[torch.Tensor], fresh: list[int]) -> Step:
@@ -158,7 +194,7 @@ class RecorderBackend(Backend):
         tape, states = Tape(), [(g, g.get_state()) for g in allowed]
         recording = _Recording(tape, allowed)
         try:
-            with capture_state(), recording:
+            with capture_state(), _HostReads(), recording:
                 result = run()
         except BaseException as error:
             tape.reset()
