@@ -94,6 +94,11 @@ def by_hand(
     return graph, static, out
 
 
+def calling(module: torch.nn.Module) -> Call:
+    """A function that calls a module."""
+    return lambda *inputs: module(*inputs)
+
+
 def variants(make: Callable[[], torch.nn.Module], inputs: list[torch.Tensor], label: str) -> dict[str, Call]:
     """Every way to run one step on ``inputs``."""
     module = make()
@@ -112,15 +117,13 @@ def variants(make: Callable[[], torch.nn.Module], inputs: list[torch.Tensor], la
     found: dict[str, Call] = {"eager": lambda: module(*inputs), "raw": raw, "raw + clone": raw_clone}
     for outputs in ("alias", "clone"):
         for timing in (0, 64):
-            ours = graphprobe.capture(
-                make(), buckets=[BATCH], outputs=outputs, timing=timing, name=f"{label}/{outputs}/{timing}"
-            )
-            found[f"graphprobe {outputs}, timing {'on' if timing else 'off'}"] = functools.partial(
-                ours.forward, *inputs
-            )
-            found[f"graphprobe {outputs}, module call, timing {'on' if timing else 'off'}"] = functools.partial(
-                ours, *inputs
-            )
+            options = {"buckets": [BATCH], "outputs": outputs, "timing": timing, "name": f"{label}/{outputs}/{timing}"}
+            switch = "on" if timing else "off"
+            function = graphprobe.capture(calling(make()), **options)
+            found[f"graphprobe {outputs}, timing {switch}"] = functools.partial(function, *inputs)
+            ours = graphprobe.capture(make(), **options)
+            found[f"graphprobe {outputs}, timing {switch}, module.forward"] = functools.partial(ours.forward, *inputs)
+            found[f"graphprobe {outputs}, timing {switch}, module()"] = functools.partial(ours, *inputs)
     compiled = torch.compile(make(), mode="reduce-overhead")
     found["reduce-overhead"] = lambda: compiled(*inputs)
     return found
