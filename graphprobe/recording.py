@@ -87,13 +87,14 @@ def record(
         with _swapped(call.context, rest):
             graph, result = backend.capture(run, options.generators)
     try:
-        return _finished(call, signature, bucket, graph, staging, result, watch, before)
+        return _finished(owner, call, signature, bucket, graph, staging, result, watch, before)
     except CaptureError:
         graph.reset()
         raise
 
 
 def _finished(
+    owner: Any,
     call: Call,
     signature: Signature,
     bucket: int,
@@ -116,6 +117,9 @@ def _finished(
     staging.drifting = bool(watch.written)
     signature.writes = signature.writes or ", ".join(sorted(set(watch.writes_outside)))
     held = [part for value in call.held for part in parts(value)]
+    if watch.compiled and isinstance(owner, torch.nn.Module):
+        # Compiled code reads weights past the dispatcher: all of them are followed.
+        outside += [*owner.parameters(), *owner.buffers()]
     return Captured(bucket, graph, staging, outputs, watch, [t for t in outside if id(t) not in static] + held)
 
 

@@ -30,6 +30,12 @@ MISS: Any = object()
 WAIT: Any = object()
 """Returned by a graph route where the turn is another thread's: see :meth:`Turn.serve`."""
 
+
+def unserved(result: Any) -> bool:
+    """Whether a route served nothing: MISS or WAIT."""
+    return result is MISS or result is WAIT
+
+
 CHECK = 64
 """Calls of one route between two looks at the addresses of the weights."""
 

@@ -14,7 +14,7 @@ from graphprobe.dispatch import Decision
 from graphprobe.ledger import Forward, ignored
 from graphprobe.options import Options
 from graphprobe.reasons import FallbackReason
-from graphprobe.routes import CHECK, MISS, Captured, GraphWork, Sampled, Schedule, Serve
+from graphprobe.routes import CHECK, MISS, Captured, GraphWork, Sampled, Schedule, Serve, unserved
 from graphprobe.timers import Timer
 from graphprobe.verify import Verifier
 
@@ -85,10 +85,10 @@ class Sampler:
         try:
             result = serve(*call)
         finally:
-            if result is MISS:
+            if unserved(result):
                 timer.cancel(token)
-        if result is not MISS:
-            timer.stop(token, sink)
+            else:
+                timer.stop(token, sink)
         return result
 
     def harvest(self) -> None:

@@ -112,16 +112,23 @@ def describe(value: Any, path: str, static: frozenset[str] = frozenset(), root: 
     return _describe(value, path, static, root, (), [NODES])
 
 
+def constant(value: Any) -> bool:
+    """Whether a value is a number, a text and the like, with nothing hung on it."""
+    if not isinstance(value, CONSTANT_TYPES):
+        return False
+    return isinstance(value, enum.Enum) or not getattr(value, "__dict__", None)
+
+
 def _describe(
     value: Any, path: str, static: frozenset[str], root: bool, above: tuple[int, ...], left: list[int]
 ) -> Node:
     kind = type(value)
     left[0] -= 1
-    if path in static and not isinstance(value, CONSTANT_TYPES):
+    if path in static and not constant(value):
         return Node("static", path, kind) if kind in TENSOR_TYPES else Node("held", path, kind, identity(value))
     if kind in TENSOR_TYPES:
         return Node("tensor" if _plain(value) else "opaque", path, kind)
-    if isinstance(value, CONSTANT_TYPES):
+    if constant(value):
         return Node("const", path, kind, value)
     if len(above) < DEPTH and left[0] > 0 and id(value) not in above:
         names = _children(value, kind, root)
@@ -148,12 +155,12 @@ def _container(
 
 
 def _children(value: Any, kind: type, root: bool) -> tuple[str, tuple[Any, ...]] | None:
-    if kind in (list, tuple) or (isinstance(value, tuple) and _named(kind)):
+    if kind in (list, tuple) or (isinstance(value, tuple) and _named(kind) and not getattr(value, "__dict__", None)):
         return "items", tuple(range(len(value)))
     if isinstance(value, dict):
         # Attributes beside the items would be baked in unseen; ModelOutput's only mirror its items.
         mirrored = {f.name for f in dataclasses.fields(kind)} | set(value) if dataclasses.is_dataclass(kind) else set()
-        hidden = set(getattr(value, "__dict__", ())) - mirrored
+        hidden = set(_attributes(value, kind)) - mirrored if kind is not dict else set()
         return None if hidden else ("map", tuple(value))
     if dataclasses.is_dataclass(kind) or root:
         return "fields", _attributes(value, kind)
@@ -172,7 +179,9 @@ def _attributes(value: Any, kind: type) -> tuple[str, ...]:
 
 def _slots(base: type) -> tuple[str, ...]:
     slots = base.__dict__.get("__slots__", ())
-    return tuple(n for n in ((slots,) if isinstance(slots, str) else slots) if n not in ("__dict__", "__weakref__"))
+    names = (slots,) if isinstance(slots, str) else slots
+    mangled = [f"_{base.__name__.lstrip('_')}{n}" if n.startswith("__") and not n.endswith("__") else n for n in names]
+    return tuple(n for n in mangled if n not in ("__dict__", "__weakref__"))
 
 
 def parts(value: Any, depth: int = DEPTH) -> Iterator[Any]:
@@ -188,7 +197,7 @@ def parts(value: Any, depth: int = DEPTH) -> Iterator[Any]:
 
 def identity(value: Any, depth: int = DEPTH) -> Any:
     """Equal while ``value`` consists of the very same objects; a fresh list of them is equal to the old one."""
-    if isinstance(value, CONSTANT_TYPES):
+    if constant(value):
         return (type(value), _canonical(value))
     if isinstance(value, dict) and depth:
         return (type(value), tuple(value), tuple(identity(v, depth - 1) for v in value.values()))
@@ -199,7 +208,7 @@ def identity(value: Any, depth: int = DEPTH) -> Any:
 
 def fingerprint(value: Any, depth: int = 5) -> Any:
     """What an object consists of, some levels deep: equal as long as nobody changes it on the host."""
-    if isinstance(value, CONSTANT_TYPES):
+    if constant(value):
         return _canonical(value)
     if isinstance(value, torch.Tensor) or depth == 0:
         return id(value)

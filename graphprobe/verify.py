@@ -15,7 +15,7 @@ from graphprobe.ledger import Cell, Forward, add
 from graphprobe.options import Options
 from graphprobe.outputs import described
 from graphprobe.reasons import FallbackReason
-from graphprobe.routes import MISS, Captured, GraphWork, Serve
+from graphprobe.routes import Captured, GraphWork, Serve, unserved
 
 
 class Verifier:
@@ -48,8 +48,8 @@ class Verifier:
         before = [t.clone() for t in touched]
         uncounted: Cell = [0]
         result = serve(owner, args, kwargs, tensors, uncounted)
-        if result is MISS:
-            return MISS
+        if unserved(result):
+            return result
         for tensor, saved in zip(touched, before, strict=True):
             tensor.copy_(saved)
         expected = self._invoke(owner, args, kwargs)

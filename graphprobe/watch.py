@@ -8,6 +8,7 @@ What this cannot see: kernels that bypass the dispatcher, and two live tensors w
 from __future__ import annotations
 
 import functools
+import sys
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -59,6 +60,7 @@ class Watch(TorchDispatchMode):
         self.problem = ""
         self.operators = 0
         self.random = False
+        self.compiled = False
         self.reads: dict[int, weakref.ref[torch.Tensor]] = {}
         self.written: set[int] = set()
         self.writes_outside: list[str] = []
@@ -75,7 +77,22 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        named = kwargs or {}
+        self._look(self._before, func, args, named)
+        result = func(*args, **named)
+        self._look(self._after, result)
+        return result
+
+    def _look(self, step: Callable[..., None], *values: Any) -> None:
+        """Run a step of ours inside the caller's forward, which must not see it fail (a tensor without storage)."""
+        try:
+            step(*values)
+        except CaptureError:
+            raise
+        except Exception as error:
+            self._refuse(f"{type(error).__name__}: {error}")
+
+    def _before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.operators += 1
         if str(func).startswith("aten.lift"):
             # A constant that the forward's own Python makes (torch.tensor): it comes into being here.
@@ -87,10 +104,10 @@ class Watch(TorchDispatchMode):
             self._read(tensor, func)
         for tensor in writes_of(func, args, kwargs):
             self._write(tensor, func)
-        result = func(*args, **kwargs)
+
+    def _after(self, result: Any) -> None:
         for tensor in tensors_in(result):
             self._result(tensor)
-        return result
 
     def _refuse(self, text: str) -> None:
         if not self.lenient:
@@ -107,7 +124,7 @@ class Watch(TorchDispatchMode):
         return self._staged.get(storage(tensor))
 
     def _read(self, tensor: torch.Tensor, func: Any) -> None:
-        if not self.outside(tensor) or self.derived(tensor):
+        if not self.outside(tensor) or self.derived(tensor) or self._compilers(tensor):
             return
         self._outer.add(storage(tensor))
         if tensor.device.type != self.device and self.device != "cpu":
@@ -116,11 +133,19 @@ class Watch(TorchDispatchMode):
         if id(tensor) not in self.reads:
             self.reads[id(tensor)] = weakref.ref(tensor)
 
+    def _compilers(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is a buffer or a view that compiled code made for itself, past the dispatcher."""
+        if isinstance(tensor, torch.nn.Parameter) or storage(tensor) in self._outer:
+            return False
+        found = in_compiled_code()
+        self.compiled = self.compiled or found
+        return found
+
     def _write(self, tensor: torch.Tensor, func: Any) -> None:
         index = self.staged(tensor)
         if index is not None:
             self.written.add(index)
-        elif self.outside(tensor):
+        elif self.outside(tensor) and not self._compilers(tensor):
             self.writes_outside.append(str(func))
 
     def _result(self, tensor: torch.Tensor) -> None:
@@ -176,6 +201,18 @@ def needs_host(func: Any, args: tuple[Any, ...]) -> bool:
         indices = [t for t in tensors_in(args[1:]) if t.dtype in (torch.bool, torch.uint8)]
         return not str(func).startswith("aten.index.") or bool(indices)
     return torch.Tag.data_dependent_output in func.tags
+
+
+def in_compiled_code() -> bool:
+    """Whether the operator at hand is called by code that inductor wrote."""
+    frame = sys._getframe(1)
+    for _ in range(24):
+        if "inductor" in frame.f_code.co_filename:
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
 
 
 def caller() -> str:
