@@ -181,7 +181,12 @@ def main() -> None:
         ),
         "decode": (lambda: Decode().cuda().bfloat16().eval(), decode_inputs("cuda")),
     }
-    results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "work": {}}
+    results: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+        "work": {},
+    }
     for label, (make, inputs) in works.items():
         with torch.no_grad():
             extra = {"make_graphed_callables": graphed_callable(make, inputs)}

@@ -121,7 +121,8 @@ def run(shape: str, steps: int) -> dict[str, Any]:
         row["pool_mb"] = snapshot.pool_growth.get(bucket, 0) / 2**20
         row["event_ms"] = 1e3 * (snapshot.mean_seconds("graph", bucket) or 0)
     return {
-        "shape": shape, "device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows,
+        "shape": shape, "device": torch.cuda.get_device_name(), "torch": torch.__version__,
+        "date": time.strftime("%Y-%m-%d"), "rows": rows,
         "graph_calls": snapshot.graph_calls, "replays_seen": seen[0], "pool_bytes": snapshot.pool_bytes,
         "causes": dict(snapshot.causes), "table": graphprobe.table(graphprobe.Snapshot({snapshot.name: snapshot})),
     }  # fmt: skip

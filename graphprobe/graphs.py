@@ -188,8 +188,11 @@ class GraphSet:
         if call.rows == 0:
             return FallbackReason.EMPTY_BATCH
         devices = {t.device for t in call.tensors}
-        if len(devices) > 1 or self.captures.backend_for(devices.pop()) is None:
+        backend = self.captures.backend_for(devices.pop()) if len(devices) == 1 else None
+        if backend is None:
             return FallbackReason.UNSUPPORTED_DEVICE
+        if backend.capturing():
+            return FallbackReason.DISABLED
         if self._module and owner.training:
             return FallbackReason.TRAINING
         if is_grad_enabled() and self._needs_grad(owner, call):

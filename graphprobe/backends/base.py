@@ -58,6 +58,10 @@ class Backend(ABC):
         """Whether a replay may start right now on the current stream; asked by whoever has the turn."""
         return True
 
+    def capturing(self) -> bool:
+        """Whether somebody captures on the current stream; a capture of ours would break theirs."""
+        return False
+
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """A block in which this backend's device is the current one."""
         return contextlib.nullcontext()

@@ -54,6 +54,10 @@ class CudaBackend(Backend):
             self._quick[0] = 0 if raw == 0 and torch.cuda.device_count() == 1 else -1
         return True
 
+    def capturing(self) -> bool:
+        """Whether the current stream is capturing."""
+        return self._capturing()
+
     def _stream_now(self) -> torch.cuda.Stream:
         if self._last is not None and self._raw_stream(self.index) == self._last_raw:
             return self._last

@@ -297,3 +297,85 @@ def test_warmup_captures_largest_first_and_closes_the_set() -> None:
     graphed(rows(2).half())
     counts = {str(r.reason): r.calls for r in graphed.snapshot().rows if r.reason}
     assert {"signature": 1} == counts
+
+
+def test_buckets_of_one_pool_replay_in_any_order() -> None:
+    """Three graphs share a pool; two hundred replays in random order equal eager, with results kept meanwhile."""
+    module = linear()
+    graphed = capture(lambda x: module(x), buckets=[2, 4, 8], name="one pool")
+    for n in (8, 4, 2) * 2:
+        graphed(rows(n))
+    order = torch.randint(0, 3, (200,)).tolist()
+    kept = []
+    for index in order:
+        x = rows((2, 4, 8)[index])
+        kept.append((module(x), graphed(x)))
+    assert all(torch.equal(a, b) for a, b in kept)
+
+
+def test_a_cache_passed_by_reference_is_written_once_per_call() -> None:
+    """A slot-indexed cache write under graphs leaves the cache as eager does, scratch slot apart."""
+    caches = [torch.zeros(9, 64, device="cuda") for _ in range(2)]
+
+    def step(x: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        cache.index_add_(0, slots, x)
+        return cache[slots] * 2
+
+    graphed = capture(step, buckets=[4], static=("cache",), pad={"x": 0, "slots": 8}, name="cache")
+    for n in (4, 4, 3, 3, 3, 4, 2):
+        x, slots = rows(n), torch.randperm(8, device="cuda")[:n]
+        assert torch.equal(step(x, slots, caches[0]), graphed(x, slots, caches[1]))
+        assert torch.equal(caches[0][:8], caches[1][:8])
+    assert graphed.snapshot().padding > 0
+
+
+def test_a_wrapper_on_the_current_device_leaves_the_callers_stream_current() -> None:
+    """After a capture and replays on a side stream, that stream is still the current one, and results are right."""
+    module, stream = linear(), torch.cuda.Stream()
+    graphed = capture(lambda x: module(x), buckets=[4], name="side stream")
+    with torch.cuda.stream(stream):
+        for _ in range(5):
+            x = rows(4)
+            assert torch.equal(module(x), graphed(x))
+            assert stream == torch.cuda.current_stream()
+    assert 4 == graphed.snapshot().graph_calls
+
+
+def test_a_call_inside_a_foreign_capture_becomes_part_of_it() -> None:
+    """Somebody else captures a graph around a captured forward: theirs works, ours does not replay inside."""
+    module = linear()
+    graphed = capture(lambda x: module(x), buckets=[4], name="foreign")
+    x = rows(4)
+    for _ in range(3):
+        graphed(x)
+    outer, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        module(x)
+    torch.cuda.current_stream().wait_stream(side)
+    fresh = capture(lambda x: module(x), buckets=[4], eager_first=0, name="foreign, not yet captured")
+    with torch.cuda.graph(outer):
+        result = graphed(x) + fresh(x)
+    x.copy_(rows(4))
+    outer.replay()
+    assert torch.equal(module(x) + module(x), result)
+    assert 0 == fresh.snapshot().graph_calls
+    assert {"warmup": 1, "disabled": 1} == {str(r.reason): r.calls for r in graphed.snapshot().rows if r.reason}
+
+
+def test_out_of_memory_keeps_the_buckets_that_fit() -> None:
+    """A bucket whose forward does not fit is reported as oom; the others serve."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] == 8 and torch.cuda.is_current_stream_capturing():
+            torch.empty(1 << 45, dtype=torch.uint8, device="cuda")
+        return x * 2
+
+    graphed = capture(step, buckets=[2, 4, 8], name="oom")
+    report = graphed.warmup(lambda bucket: ((rows(bucket),), {}))
+    assert (2, 4) == report.captured
+    assert {"oom"} == {b.outcome for b in report if b.bucket == 8}
+    for n in (2, 4, 8):
+        x = rows(n)
+        assert torch.equal(x * 2, graphed(x))
+    assert {"capture_failed": 1} == {str(r.reason): r.calls for r in graphed.snapshot().rows if r.reason}
