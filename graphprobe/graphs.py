@@ -77,7 +77,9 @@ class GraphSet:
                 return elsewhere(owner, args, kwargs)
             if route.strays is not None and route.strays(tensors):
                 return elsewhere(owner, args, kwargs)
-            if route.grad is not grad_now() or (module and owner.training is not route.training):
+            if (route.grad is not None and route.grad is not grad_now()) or (
+                module and owner.training is not route.training
+            ):
                 return slow(owner, args, kwargs)
             cell = [0] if active[0] and ignored() else route.cell
             tick = route.tick
@@ -101,7 +103,7 @@ class GraphSet:
             if tensors is None or route is None:
                 continue
             self.plans.serve_by(spelling, plan)
-            if route.grad is not is_grad_enabled() or (self._module and owner.training is not route.training):
+            if not self._holds(route, owner):
                 break
             result = self._serve(route, (owner, args, kwargs, tensors, [0] if ignored() else route.cell))
             return self._slow(owner, args, kwargs) if result is MISS else result
@@ -118,12 +120,15 @@ class GraphSet:
             return self._slow(owner, args, kwargs)
         asked = self._describer.ask(shown, args, kwargs)
         route = plan.find((shown, *asked), tensors)
-        if route is None or route.grad is not is_grad_enabled():
-            return self._slow(owner, args, kwargs, asked)
-        if self._module and owner.training is not route.training:
+        if route is None or not self._holds(route, owner):
             return self._slow(owner, args, kwargs, asked)
         result = self._serve(route, (owner, args, kwargs, tensors, [0] if ignored() else route.cell))
         return self._slow(owner, args, kwargs, asked) if result is MISS else result
+
+    def _holds(self, route: Route, owner: Any) -> bool:
+        if route.grad is not None and route.grad is not is_grad_enabled():
+            return False
+        return not self._module or owner.training is route.training
 
     def _serve(self, route: Route, call: tuple[Any, ...]) -> Any:
         """Serve by a route off the hot path."""
@@ -391,7 +396,9 @@ class GraphSet:
         training = bool(self._module and owner.training)
         guard = compile_guard(call.tensors, narrow)
         sampled = self.sampler.sampled(decision, call.phase, work)
-        return Route(decision, cell, guard, is_grad_enabled(), training, check, serve, schedule, sampled)
+        # Nothing takes part in autograd in inference mode, which the guard compares.
+        grad = None if torch.is_inference_mode_enabled() else is_grad_enabled()
+        return Route(decision, cell, guard, grad, training, check, serve, schedule, sampled)
 
     def _remember(self, call: Call, route: Route, generation: int) -> None:
         """Serve calls like this one by a route, unless graphs have changed since it was decided."""

@@ -108,6 +108,11 @@ class Outputs:
         """Whether a result takes part in autograd, which a replay could not record."""
         return any(tensor.requires_grad for tensor in self.tensors)
 
+    @property
+    def only(self) -> torch.Tensor | None:
+        """The result where it is a single tensor of the graph's own."""
+        return self.tensors[0] if self.node.kind == "tensor" and not self.outside[0] else None
+
     def unlike(self, dims: list[int | None], width: int) -> str:
         """What speaks against cutting the outputs along ``dims``: the output's path, or nothing."""
         for leaf, tensor, dim in zip(self.node.leaves("tensor"), self.tensors, dims, strict=True):

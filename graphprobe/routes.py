@@ -174,7 +174,8 @@ class Route:
     """A cached decision for one size, with the guards under which it holds.
 
     ``guard`` compares what the tensors are, ``strays`` (None where nothing else can differ) says whether something
-    else does: see :func:`strays`. ``sampled`` serves the calls that ``schedule`` picks, counted down in ``tick``.
+    else does: see :func:`strays`. ``grad`` is the grad mode, None where it does not matter. ``sampled`` serves the
+    calls that ``schedule`` picks, counted down in ``tick``.
     """
 
     __slots__ = ("cell", "decision", "grad", "guard", "sampled", "schedule", "serve", "strays", "tick", "training")
@@ -184,7 +185,7 @@ class Route:
         decision: Decision,
         cell: Cell,
         guard: Guard,
-        grad: bool,
+        grad: bool | None,
         training: bool,
         strays: Callable[[tuple[torch.Tensor, ...]], bool] | None,
         serve: Serve,
@@ -257,9 +258,13 @@ class Schedule:
         self._left = {name: min(2, period) for name, period in self._periods.items()}
         self.gap = min(self._left.values(), default=1 << 62)
         self.tick = [self.gap]
+        self._steady: list[str] = []
 
     def due(self) -> list[str]:
         """What is due now, ``gap`` calls after the last time; sets the next gap."""
+        if self._steady:
+            self.tick[0] = self.gap
+            return self._steady
         now, left, gap = [], self._left, self.gap
         for name in left:
             left[name] -= gap
@@ -267,6 +272,8 @@ class Schedule:
                 left[name] = self._periods[name]
                 now.append(name)
         self.gap = self.tick[0] = min(left.values(), default=1 << 62)
+        if left == self._periods and len(set(left.values())) == 1:
+            self._steady = now
         return now
 
 
@@ -287,6 +294,7 @@ class GraphWork:
         self.size = size
         self.copier: Copier = captured.staging.copier(rows)
         self.make: Make = captured.outputs.maker(rows, dims, options.outputs == "alias")
+        self.fixed = captured.outputs.only if options.outputs == "alias" and rows == captured.rows else None
         self.prepare = options.prepare
         views = captured.staging.views(rows)
         inputs = captured.staging.inputs
@@ -334,6 +342,7 @@ def graph_route(work: GraphWork, turn: Turn) -> Serve:
     ready, (stream_of, device, quick) = work.backend.ready, work.backend.stream_check
     first, copy, buffer, more = work.copier.split()
     make, prepare, back = work.make, work.prepare, work.write_back
+    fixed = work.fixed
     thread = threading.get_ident
 
     def serve(
@@ -359,7 +368,7 @@ def graph_route(work: GraphWork, turn: Turn) -> Serve:
             graph.replay()
             if back is not None:
                 back(tensors)
-            result = make()
+            result = make() if fixed is None else fixed
             cell[0] += 1
             return result
         finally:
