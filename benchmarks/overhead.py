@@ -173,6 +173,8 @@ def main() -> None:
     parser.add_argument("--json")
     parser.add_argument("--rounds", type=int, default=50)
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.exit(1, "needs a CUDA GPU: torch.cuda.is_available() is False\n")
     torch.manual_seed(0)
     works: dict[str, tuple[Callable[[], torch.nn.Module], list[torch.Tensor]]] = {
         "linear": (

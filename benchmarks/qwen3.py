@@ -135,6 +135,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--json")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.exit(1, "needs a CUDA GPU: torch.cuda.is_available() is False\n")
     with torch.inference_mode():
         result = run(options.shape, options.steps)
     print(f"{result['device']}, torch {result['torch']}, Qwen3 {result['shape']} shape, bfloat16, 512-token cache")

@@ -19,9 +19,9 @@ from graphprobe.options import Options
 from graphprobe.plans import Plans
 from graphprobe.reasons import FallbackReason
 from graphprobe.recording import Invoke, record
-from graphprobe.routes import Turn
 from graphprobe.sampling import Sampler
 from graphprobe.signatures import WAITING, Signature, Signatures
+from graphprobe.turn import Turn
 
 FAILURES = 2
 """Failed captures of a bucket after which it is given up."""

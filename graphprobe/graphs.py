@@ -21,8 +21,6 @@ from graphprobe.plans import MOST, Plans
 from graphprobe.reasons import FallbackReason
 from graphprobe.recording import CHANGED, Invoke, Theirs, rehearse
 from graphprobe.routes import (
-    MISS,
-    WAIT,
     GraphWork,
     Route,
     Schedule,
@@ -34,6 +32,7 @@ from graphprobe.routes import (
 from graphprobe.sampling import Sampler
 from graphprobe.signature import Caller, compile_guard, dispatch_modes, traced
 from graphprobe.signatures import Signature
+from graphprobe.turn import MISS, WAIT
 from graphprobe.verify import Verifier
 
 is_grad_enabled = torch.is_grad_enabled

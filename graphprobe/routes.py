@@ -6,10 +6,8 @@ Every Nth call of a route is a sampled one: it is timed, and what is too dear fo
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,19 +20,8 @@ from graphprobe.outputs import Make, Outputs
 from graphprobe.reasons import FallbackReason
 from graphprobe.signature import Guard, Picker, dispatch_modes
 from graphprobe.staging import Copier, Staging
+from graphprobe.turn import MISS, WAIT, Turn
 from graphprobe.watch import Pointers, Watch, follow, storage
-
-MISS: Any = object()
-"""Returned by a graph route that cannot be obeyed now; nothing was launched and nothing counted."""
-
-WAIT: Any = object()
-"""Returned by a graph route where the turn is another thread's: see :meth:`Turn.serve`."""
-
-
-def unserved(result: Any) -> bool:
-    """Whether a route served nothing: MISS or WAIT."""
-    return result is MISS or result is WAIT
-
 
 CHECK = 64
 """Calls of one route between two looks at the addresses of the weights."""
@@ -44,69 +31,6 @@ Serve = Callable[[Any, tuple[Any, ...], dict[str, Any], tuple[torch.Tensor, ...]
 
 Sampled = Callable[[list[str], Serve, tuple[Any, ...]], Any]
 """(what is due, serve, serve's arguments) -> the result of serving, or MISS."""
-
-
-class Turn:
-    """Whose turn it is to replay.
-
-    As long as one thread alone serves, it is the ``owner`` and needs no lock: it says that it is ``inside`` and looks
-    whether it still is the owner. Another thread that comes makes the turn shared for good: from then on whoever
-    holds the lock is the owner, once the one inside has left. Both sides write before they read, so one of them sees
-    the other. Setting a field cannot be separated from the ``try`` behind it by a signal's exception; a call can be.
-    """
-
-    __slots__ = ("closed", "inside", "lock", "owner", "shared")
-
-    def __init__(self) -> None:
-        self.renew()
-
-    def renew(self) -> None:
-        """Nobody's turn: at the start, and in a forked child, where the thread that had it may be missing."""
-        self.owner = 0
-        self.shared = FREE_THREADED
-        self.inside = 0
-        self.closed = False
-        self.lock = threading.Lock()
-
-    def claim(self) -> None:
-        """The first thread that serves owns the turn."""
-        if not (self.shared or self.owner or self.closed):
-            self.owner = threading.get_ident()
-
-    def serve(self, serve: Serve, call: tuple[Any, ...]) -> Any:
-        """Wait for the turn and serve; MISS where waiting would be wrong."""
-        me = threading.get_ident()
-        if self.closed or self.inside == me:
-            # A capture is not waited for; and a callback that calls the wrapper would wait for itself.
-            return MISS
-        if not self.shared:
-            self.owner, self.shared = 0, True
-        with self.lock:
-            self._until_left()
-            self.owner = me
-            try:
-                return serve(*call)
-            finally:
-                self.owner = 0
-
-    def _until_left(self) -> None:
-        while self.inside not in (0, threading.get_ident()):
-            time.sleep(PAUSE)
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """A block in which nobody replays; other threads' calls do not wait for it, they run eagerly."""
-        with self.lock:
-            owner, self.owner, self.closed = self.owner, 0, True
-            self._until_left()
-            try:
-                yield
-            finally:
-                self.owner, self.closed = 0 if self.shared else owner, False
-
-
-PAUSE = 50e-6
-"""Seconds between two looks at an owner that is inside: less than a forward takes."""
 
 
 class Life:

@@ -14,8 +14,9 @@ from graphprobe.dispatch import Decision
 from graphprobe.ledger import Forward, ignored
 from graphprobe.options import Options
 from graphprobe.reasons import FallbackReason
-from graphprobe.routes import CHECK, MISS, Captured, GraphWork, Sampled, Schedule, Serve, unserved
+from graphprobe.routes import CHECK, Captured, GraphWork, Sampled, Schedule, Serve
 from graphprobe.timers import Timer
+from graphprobe.turn import MISS, unserved
 from graphprobe.verify import Verifier
 
 

@@ -15,7 +15,8 @@ from graphprobe.ledger import Cell, Forward, add
 from graphprobe.options import Options
 from graphprobe.outputs import described
 from graphprobe.reasons import FallbackReason
-from graphprobe.routes import Captured, GraphWork, Serve, unserved
+from graphprobe.routes import Captured, GraphWork, Serve
+from graphprobe.turn import unserved
 
 
 class Verifier:

@@ -25,7 +25,7 @@ FLOORS = (
     {"dispatch"},
     {"ledger", "snapshot"},
     {"metrics", "observe"}
-    | {"options", "calls", "routes", "signatures", "recording", "verify", "sampling", "plans", "captures"}
+    | {"turn", "options", "calls", "routes", "signatures", "recording", "verify", "sampling", "plans", "captures"}
     | {"graphs", "warmup", "graphed"},
     {"export", "tools", "instrument"},
     {"__init__"},

@@ -8,9 +8,9 @@ from graphprobe.dispatch import EAGER, Decision
 from graphprobe.ledger import Ledger, ignore
 from graphprobe.options import Options
 from graphprobe.reasons import FallbackReason
-from graphprobe.routes import MISS
 from graphprobe.sampling import Sampler
 from graphprobe.timers import EventTimer
+from graphprobe.turn import MISS
 from graphprobe.verify import Verifier
 
 MISSED = FallbackReason.NO_EXACT_BUCKET

@@ -1,0 +1,156 @@
+"""Writes docs/gpu.md from the JSON files in docs/gpu, which the GPU runs left there.
+
+python benchmarks/pages.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+Row = list[object]
+
+
+def table(head: list[str], rows: list[Row]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def load(name: str) -> Any:
+    """One result."""
+    return json.loads((DOCS / "gpu" / f"{name}.json").read_text())
+
+
+def overhead() -> str:
+    """The cost of one call beside its peers."""
+    result, parts = load("overhead"), []
+    titles = {
+        "linear": "Eight Linear(256), bfloat16, batch 4, one input",
+        "decode": "Decode signature, batch 4, five inputs",
+    }
+    for label, title in titles.items():
+        rows = result["work"][label]
+        raw = rows["raw"]["host_us"]
+        body: list[Row] = [
+            [
+                name,
+                f"{r['host_us']:.2f}",
+                f"{r['host_us'] - raw:+.2f}",
+                f"{r['host_us'] / raw:.2f}",
+                f"{r['total_us']:.2f}",
+            ]
+            for name, r in rows.items()
+        ]
+        parts.append(f"### {title}\n\n" + table(["variant", "host us", "over raw", "x raw", "total us"], body))
+    return "\n\n".join(parts)
+
+
+def qwen() -> str:
+    """A Qwen3-8B-shaped model."""
+    result = load("qwen3_8b")
+    body: list[Row] = [
+        [
+            row["batch"],
+            "bit-equal" if row["equal"] else f"differs by {row['worst']}",
+            f"{row['eager_ms']:.2f}",
+            f"{row['graph_ms']:.2f}",
+            f"{row['event_ms']:.2f}",
+            f"{row['capture_s']:.2f}",
+            f"{row['pool_mb']:.1f}",
+        ]
+        for row in sorted(result["rows"], key=lambda r: r["batch"])
+    ]
+    head = ["batch", "outputs", "eager ms", "graph ms", "graph ms, by events", "capture s", "pool MB added"]
+    total = f"Graph calls counted: {result['graph_calls']}; an independent count of `torch.cuda.CUDAGraph.replay`: "
+    return f"{table(head, body)}\n\n{total}{result['replays_seen']}. Pool: {result['pool_bytes'] / 2**20:.1f} MB."
+
+
+def demo() -> str:
+    """SmolLM2 answering, exact and padded."""
+    body: list[Row] = []
+    for name, label in (("demo", "exact sizes"), ("demo_pad", "`--pad`")):
+        result = load(name)
+        forward = next(iter(result["snapshot"]["forwards"].values()))
+        seconds = result["seconds"]
+        body.append(
+            [
+                label,
+                forward["graph_calls"],
+                forward["eager_calls"],
+                f"{result['hit_rate']:.0%}",
+                sum(row["padding"] for row in forward["rows"]),
+                "identical" if result["identical"] else "different",
+                f"{seconds['graphs']:.2f}",
+                f"{seconds['eager']:.2f}",
+            ]
+        )
+    head = [
+        "run",
+        "graph calls",
+        "eager calls",
+        "hit rate",
+        "padding rows",
+        "tokens",
+        "all steps, s",
+        "all steps eagerly, s",
+    ]
+    return table(head, body)
+
+
+def tests() -> str:
+    """What ran of tests/gpu."""
+    result = load("tests")
+    body: list[Row] = [
+        [name.replace("test_", "").replace("_", " "), outcome] for name, outcome in result["tests"].items()
+    ]
+    return table(["test", "outcome"], body)
+
+
+def page() -> str:
+    """The whole page."""
+    at = load("overhead")
+    return f"""# On a GPU
+
+Made by `benchmarks/pages.py` from the JSON files in [gpu/](gpu/), which the commands named below left there.
+{at["device"]}, torch {at["torch"]}, {at["date"]}.
+Host times belong to the host of that GPU (an Intel Xeon in a virtual machine) as much as to the code: compare rows of
+one table only.
+
+## What one call costs
+
+`python benchmarks/overhead.py`.
+Raw is what engines write by hand: a `copy_` per input, then `replay`.
+Host: until the call returns. Total: per call of a long run, with the device waited for at its end.
+`module()` goes through `nn.Module.__call__`, which is torch's own cost.
+
+{overhead()}
+
+## A Qwen3-8B shape
+
+`python benchmarks/qwen3.py`: transformers, random weights, bfloat16, 36 layers, a 512-token static cache for each
+batch size.
+Buckets share one pool, captured largest first, so the first one pays for all.
+
+{qwen()}
+
+## SmolLM2-135M-Instruct answers
+
+`graphprobe demo`: real weights in float32, 24 prompts, buckets 1, 2, 4, 8, 16.
+Tokens are compared with the same steps run eagerly at the same (or the padded) batch size.
+
+{demo()}
+
+## Tests
+
+`GRAPHPROBE_GPU_JSON=docs/gpu/tests.json make gpu`.
+
+{tests()}
+"""
+
+
+if __name__ == "__main__":
+    (DOCS / "gpu.md").write_text(page())

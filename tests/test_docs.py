@@ -1,0 +1,79 @@
+"""The documents say what the code does now."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphprobe.cli import app
+from graphprobe.metrics import CATALOGUE
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.S | re.M)
+    return [text for kind, text in fenced if kind == language]
+
+
+def without_times(text: str) -> list[str]:
+    """The lines of a table without its last column, which is measured, and without the width it gives."""
+    lines = [line.rstrip() for line in text.strip().splitlines()]
+    return [
+        re.sub(r"\s+[\d.]+(e-\d+)?$", "", line) if "   " in line else re.sub("-{9,}", "---", line) for line in lines
+    ]
+
+
+def test_the_first_example_of_the_readme_prints_the_table_below_it() -> None:
+    """Run as a newcomer would, with the recorder where there is no GPU: the same rows, counts and advice."""
+    pytest.importorskip("torch")
+    code = f"import os\nos.environ['GRAPHPROBE_BACKEND'] = 'recorder'\n{blocks('python')[0]}"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert 0 == run.returncode, run.stderr
+    shown = next(block for block in blocks("") if block.startswith("decode (in rows"))
+    assert without_times(shown) == without_times(run.stdout)
+
+
+def test_metrics_in_the_readme_are_in_the_catalogue() -> None:
+    """Every sample shown has a name and labels of the contract."""
+    known = {metric.name: set(metric.labels) for metric in CATALOGUE}
+    shown = re.findall(r"^(graphprobe_\w+)\{(.*?)\} ", README, re.M)
+    assert len(shown) > 2
+    for name, labels in shown:
+        assert set(re.findall(r"(\w+)=", labels)) == known[name]
+
+
+def test_commands_in_the_readme_exist() -> None:
+    """The table of commands is the list of commands."""
+    shown = set(re.findall(r"^\| `graphprobe (\w+)", README, re.M))
+    assert {
+        command.name or command.callback.__name__ for command in app.registered_commands if command.callback
+    } == shown
+
+
+def test_the_gpu_page_is_made_from_its_json() -> None:
+    """docs/gpu.md is what benchmarks/pages.py makes of docs/gpu/*.json."""
+    spec = importlib.util.spec_from_file_location("pages", ROOT / "benchmarks" / "pages.py")
+    assert spec is not None and spec.loader is not None
+    pages: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pages)
+    assert pages.page() == (ROOT / "docs" / "gpu.md").read_text()
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    """Every relative link of a document names a file that exists."""
+    for document in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_no_slot_is_left_empty() -> None:
+    """Placeholders for output were filled from a run."""
+    assert [] == re.findall("<!--.*?-->", README)
