@@ -117,8 +117,7 @@ def page() -> str:
 
 Made by `benchmarks/pages.py` from the JSON files in [gpu/](gpu/), which the commands named below left there.
 {at["device"]}, torch {at["torch"]}, {at["date"]}.
-Host times belong to the host of that GPU (an Intel Xeon in a virtual machine) as much as to the code: compare rows of
-one table only.
+Host times belong to the host of that GPU as much as to the code: compare rows of one table only.
 
 ## What one call costs
 

@@ -70,20 +70,24 @@ class Captures:
         signature = self.signatures.find(call, self._bury_all)
         if signature is not None:
             return signature, None
-        reason = self._closed_reason()
+        reason = self._closed_reason(call)
+        if reason is None and self.signatures.restless(call):
+            text = "what is passed by reference (static=) is another object at each call"
+            self.entry.explain("static_moved/restless", f"eager (static_moved): {text}; keep one, or stage it")
+            reason = FallbackReason.STATIC_MOVED
         return (None, reason) if reason is not None else (self.signatures.add(call), None)
 
     def _bury_all(self, signature: Signature) -> None:
         for bucket in list(signature.graphs):
             self.bury(signature, bucket)
 
-    def _closed_reason(self) -> FallbackReason | None:
+    def _closed_reason(self, call: Call) -> FallbackReason | None:
         if self.may_capture():
             return FallbackReason.GRAPH_LIMIT if self.signatures.full or self._scattered() else None
         if not self.signatures.graphs:
             return FallbackReason.NOT_CAPTURED
-        text = "these arguments differ from those that were captured (dtype, device, shape, value, mode or structure)"
-        self.entry.explain("signature/closed", f"eager (signature): {text}, and nothing is captured any more")
+        text = self.signatures.difference(call)
+        self.entry.explain("signature/closed", f"eager (signature): {text}; nothing is captured after warmup")
         return FallbackReason.SIGNATURE
 
     def _scattered(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import functools
 import inspect
 import sys
@@ -52,13 +53,13 @@ def capture(target: Any = None, /, **options: Any) -> Any:
     - ``narrow``: {name: (dim, fill)}: may be smaller than captured along dim; the rest is filled.
     - ``prepare``: host work before each capture and replay, called as ``prepare(bucket, *args, **kwargs)``.
     - ``pad``: None (exact match only), ``"repeat"``, ``"zeros"``, or {name: a number, ``"repeat"``, ``"zeros"`` or a
-      callable ``(pad_rows, source) -> None``}.
-    - ``outputs``: ``clone``, or ``alias`` for callers that consume a result before the next call.
-    - ``eager_first``: eager calls per bucket and signature before its capture. ``lazy``: capture in traffic; default:
-      until ``warmup`` was called. ``max_graphs``, ``pool``, ``generators``: limits and torch's own objects.
+      callable ``(pad_rows, source) -> None``}. Cross-row work (a mean over rows) sees the pad rows: see docs/limits.md.
+    - ``outputs``: ``clone`` (the default), or ``alias`` for callers that consume a result before the next call.
+    - ``eager_first`` (1): eager calls per bucket and signature before its capture. ``lazy``: capture in traffic; by
+      default until ``warmup`` was called. ``max_graphs`` (64), ``pool``, ``generators``: limits and torch's own objects.
     - ``agree``: a callable from the local size to the size that all ranks use, None where one of them cannot.
-    - ``timing``: one call in N per path and bucket is timed. ``verify``: one graph call in N is compared with eager,
-      within ``verify_tol``; ``state``: ``"rewrites"``, or the tensors to save and restore around the second run.
+    - ``timing`` (64): one call in N per path and bucket is timed. ``verify`` (0): one graph call in N is compared with
+      eager, within ``verify_tol``; ``state``: ``"rewrites"``, or the tensors to save and restore around the second run.
     - ``registry``: a prometheus_client registry that shows the metrics, too.
 
     Raises ConfigError for an argument outside the contract. The forward runs exactly once per call on the device;
@@ -93,7 +94,7 @@ def _refuse_unfinished(function: Any) -> None:
 
 
 def _options(given: Mapping[str, Any]) -> Options:
-    if "buckets" not in given:
+    if "buckets" not in given and set(given) <= set(Options.__dataclass_fields__):
         raise ConfigError("capture needs buckets", "write @graphprobe.capture(buckets=[1, 2, 4, 8])")
     try:
         return Options(**given)
@@ -101,7 +102,9 @@ def _options(given: Mapping[str, Any]) -> Options:
         unknown = sorted(set(given) - set(Options.__dataclass_fields__))
         if not unknown:
             raise ConfigError(str(error)) from error
-        raise ConfigError(f"capture has no keyword {unknown[0]!r}") from None
+        near = difflib.get_close_matches(unknown[0], Options.__dataclass_fields__)
+        hint = f"did you mean {near[0]}?" if near else f"keywords: {', '.join(Options.__dataclass_fields__)}"
+        raise ConfigError(f"capture has no keyword {unknown[0]!r}", hint) from None
 
 
 class GraphedCallable:

@@ -41,6 +41,9 @@ CHANGES = 3
 """Eager calls in a row that change an object passed by reference, after which nothing is captured: one may set up."""
 
 
+AUTOGRAD = "the result takes part in autograd, which a replay does not record; serve under torch.inference_mode()"
+
+
 class GraphSet:
     """Dispatches the calls of one forward of one owner (a module, an instance, or nobody for a function)."""
 
@@ -194,13 +197,15 @@ class GraphSet:
         devices = {t.device for t in call.tensors}
         backend = self.captures.backend_for(devices.pop()) if len(devices) == 1 else None
         if backend is None:
-            return FallbackReason.UNSUPPORTED_DEVICE
+            places = ", ".join(sorted({str(t.device) for t in call.tensors}))
+            text = f"tensors on {places}; GRAPHPROBE_BACKEND=recorder tries graphs on a CPU"
+            return self._because("unsupported_device", FallbackReason.UNSUPPORTED_DEVICE, text)
         if backend.capturing():
             return FallbackReason.DISABLED
         if self._module and owner.training:
             return FallbackReason.TRAINING
         if is_grad_enabled() and self._needs_grad(owner, call):
-            return FallbackReason.GRAD
+            return self._because("grad", FallbackReason.GRAD, AUTOGRAD)
         if self._describer.ragged(call.rows):
             return FallbackReason.RAGGED
         if call.problem:
@@ -364,6 +369,10 @@ class GraphSet:
                 self.plans.forget()
         if is_grad_enabled():
             signature.in_autograd = any(t.requires_grad for t in tensors)
+            if signature.in_autograd:
+                self._because(
+                    "grad", FallbackReason.GRAD, "the result takes part in autograd; serve under inference_mode"
+                )
 
     def _settled(self, decision: Decision, signature: Signature | None) -> bool:
         """Whether an eager decision holds as long as its guard and the graphs do."""
@@ -444,7 +453,7 @@ class GraphSet:
         """Capture ``bucket`` from these arguments: (bucket, outcome, seconds, bytes, error)."""
         call = self._describer.described(args, kwargs)
         if call.size != bucket:
-            raise ConfigError(f"make_inputs({bucket}) made {call.size} {self.options.unit}")
+            raise ConfigError(f"make_inputs({bucket}) made {call.size} {self.options.unit}, it must make {bucket}")
         began = time.perf_counter()
         reason = self._ineligible(owner, call)
         signature = None

@@ -367,6 +367,7 @@ def _born(forward: ForwardSnapshot) -> Iterator[Point]:
 def _spare_points(forward: ForwardSnapshot) -> Iterator[Point]:
     """Zero rows of failures, so that the first one is seen as an increase; given up first when labels run out."""
     for bucket in forward.buckets if forward.source == "capture" else ():
+        yield CAPTURES, {"bucket": bucket, "outcome": "ok"}, 0
         yield CAPTURES, {"bucket": bucket, "outcome": "error"}, 0
         yield CAPTURES, {"bucket": bucket, "outcome": "oom"}, 0
         yield VERIFY_MISMATCHES, {"bucket": bucket}, 0

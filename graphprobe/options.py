@@ -112,7 +112,7 @@ class Options:
                 root = path.replace("[", ".").split(".")[0]
                 if root in known or open_ended or (root == "context" and self.context is not None):
                     continue
-                names = ", ".join(sorted(known)) or "none"
+                names = ", ".join(p.name for p in parameters if p.name != "self") or "none"
                 raise ConfigError(f"{keyword} names {path!r}, which is no argument of {label}", f"arguments: {names}")
 
     def _named(self) -> dict[str, list[str]]:

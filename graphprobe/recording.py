@@ -11,7 +11,7 @@ import torch
 
 from graphprobe.backends.base import Backend, Graph
 from graphprobe.calls import Args, Call, Kwargs
-from graphprobe.errors import CaptureError
+from graphprobe.errors import CaptureError, internal_error
 from graphprobe.options import Options
 from graphprobe.outputs import Outputs, described
 from graphprobe.routes import Captured
@@ -50,13 +50,22 @@ def rehearse(backend: Backend, options: Options, invoke: Invoke, owner: Any, cal
     held = [fingerprint(value) for value in call.held]
     with watch:
         result = invoke(owner, call.args, call.kwargs)
+    try:
+        return result, _problem(watch, call, options, held)
+    except Exception as error:
+        # The result is the caller's, whatever becomes of our look at it.
+        internal_error("rehearse", error)
+        return result, f"{type(error).__name__}: {error}"
+
+
+def _problem(watch: Watch, call: Call, options: Options, held: list[Any]) -> str:
     watch.living()
-    problem = watch.problem
+    if watch.problem:
+        return watch.problem
     for node, value, place in call.roots:
         if place is not None and describe(value, node.path, options.static).key != node.key:
-            problem = problem or f"the forward changes its argument `{node.path}`, which a replay would not"
-    changed = held != [fingerprint(value) for value in call.held]
-    return result, problem or (CHANGED if changed else "")
+            return f"the forward changes its argument `{node.path}`, which a replay would not"
+    return CHANGED if held != [fingerprint(value) for value in call.held] else ""
 
 
 CHANGED = "the forward changes an object passed by reference on the host, which a replay would not"

@@ -78,6 +78,37 @@ class Signatures:
         fitting = [s for s in family if all(have >= w for have, w in zip(s.widths, widths, strict=True))]
         return min(fitting, key=lambda s: s.widths, default=None)
 
+    def restless(self, call: Call) -> bool:
+        """Whether several signatures wait that differ from this call in nothing but what is passed by reference.
+
+        The oldest of them gives way, so that an object that stays gets its turn.
+        """
+        loose = _loose(_key(call)[0])
+        waiting = [s for s in self if not s.graphs and _loose(s.key) == loose]
+        if len(waiting) < RESTLESS:
+            return False
+        self._families[waiting[0].key].remove(waiting[0])
+        self.add(call)
+        return True
+
+    def difference(self, call: Call) -> str:
+        """How a call differs from the nearest one that has graphs."""
+        nodes, metas, modes = _key(call)[0]
+        texts = [(0, "the structure of the arguments, or a constant among them, differs")]
+        for have_nodes, have_metas, have_modes in (s.key for s in self if s.graphs):
+            if have_nodes != nodes:
+                continue
+            if have_metas == metas:
+                names = ("grad", "inference mode", "autocast")
+                changed = [n for n, a, b in zip(names, have_modes, modes, strict=True) if a != b]
+                texts.append((2, f"captured in another mode ({', '.join(changed)} differs): warm up as you serve"))
+                continue
+            leaf, old, new = next(
+                (leaf, a, b) for leaf, a, b in zip(call.leaves, have_metas, metas, strict=True) if a != b
+            )
+            texts.append((1, f"`{leaf.path}` is {_shown(new)}, captured {_shown(old)}"))
+        return max(texts)[1]
+
     def add(self, call: Call) -> Signature:
         """A new signature for a call."""
         key, widths = _key(call)
@@ -102,6 +133,23 @@ class Signatures:
             for captured in signature.graphs.values():
                 captured.drop()
         self._families, self.evicted = {}, 0
+
+
+RESTLESS = 3
+"""Waiting signatures of one kind after which what is passed by reference counts as moving from call to call."""
+
+
+def _loose(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A key without the identities of what is passed by reference."""
+    nodes, metas, modes = key
+    kinds = tuple(("held",) if node[0] == "held" else node for node in nodes)
+    return kinds, tuple(m[0] if isinstance(m[0], tuple) else m for m in metas), modes
+
+
+def _shown(entry: tuple[Any, ...]) -> str:
+    """The shape and dtype of one tensor of a key; -1 is the batch."""
+    meta = entry[0] if isinstance(entry[0], tuple) else entry[1]
+    return f"{meta[1]} {list(meta[4])} on {meta[2]}"
 
 
 def _key(call: Call) -> tuple[tuple[Any, ...], tuple[int, ...]]:

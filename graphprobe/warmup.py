@@ -75,7 +75,7 @@ def _inputs(make_inputs: MakeInputs, bucket: int) -> tuple[tuple[Any, ...], dict
     if not (
         isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], (tuple, list)) and isinstance(made[1], dict)
     ):
-        raise ConfigError(f"make_inputs({bucket}) must return (args, kwargs), got {type(made).__name__}")
+        raise ConfigError(f"make_inputs({bucket}) must return (args, kwargs), got {repr(made)[:80]}")
     return tuple(made[0]), made[1]
 
 

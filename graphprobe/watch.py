@@ -42,8 +42,10 @@ def storage(tensor: torch.Tensor) -> int:
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of ``tensor`` as a tensor of its own, which keeps the memory and not the tensor it came from."""
-    fresh = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return fresh.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+    # A view of an inference tensor's memory cannot stand in for one of a normal tensor, nor the other way round.
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+        fresh = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return fresh.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 class Watch(TorchDispatchMode):

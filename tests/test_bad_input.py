@@ -139,7 +139,7 @@ def test_batch_names_no_argument(wrap: Wrap) -> None:
     """A ``batch`` that is no argument is refused with the arguments that there are."""
     text = refusal(wrap, batch="tokens")
     assert "batch names 'tokens', which is no argument of" in text
-    assert "arguments: scale, weight, x" in text
+    assert "arguments: x, weight, scale" in text
 
 
 @pytest.mark.parametrize("batch", [3, ["x", 0], ("x", 0, 0), ("x", -1), ("x", 0.0)])
@@ -167,7 +167,7 @@ def test_static_name_that_does_not_exist(wrap: Wrap) -> None:
     """A ``static`` that is no argument is refused with the arguments that there are."""
     text = refusal(wrap, static=("kv_cache",))
     assert "static names 'kv_cache', which is no argument of" in text
-    assert "arguments: scale, weight, x" in text
+    assert "arguments: x, weight, scale" in text
 
 
 @pytest.mark.parametrize("path", ["weight", "weight.k", "weight[0]"])

@@ -27,10 +27,10 @@ pytestmark = pytest.mark.usefixtures("own_forwards")
 recorded = functools.partial(capture, backend="recorder")
 
 
-@pytest.fixture(autouse=True)
-def no_grad() -> Iterator[None]:
+@pytest.fixture(autouse=True, params=[torch.no_grad, torch.inference_mode], ids=["no_grad", "inference"])
+def mode(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.manual_seed(0)
-    with torch.no_grad():
+    with request.param():
         yield
 
 
@@ -471,6 +471,7 @@ def test_a_call_without_a_batch_dimension() -> None:
     assert {"signature": 2} == counts(forward)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad], indirect=True)
 def test_grad_of_arguments() -> None:
     """In grad mode an input that requires grad is eager and gets its gradient; without grad mode it is a graph."""
     forward = recorded(double, buckets=[2])
@@ -485,6 +486,7 @@ def test_grad_of_arguments() -> None:
     assert {"grad": 3, "warmup": 1, "graph": 2} == counts(forward)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad], indirect=True)
 def test_grad_of_what_the_forward_closes_over() -> None:
     """A weight outside the arguments that requires grad is seen by its result, before the first replay."""
     linear = torch.nn.Linear(3, 3)
@@ -521,6 +523,7 @@ def test_training() -> None:
     assert {"graph": 3, "warmup": 1, "training": 2} == counts(model.forward)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad], indirect=True)
 def test_modes_have_their_own_graphs() -> None:
     """inference_mode and autocast are signatures: results have eager's dtype in each."""
     weight = rows(3)
@@ -1263,6 +1266,7 @@ def test_threads_get_their_own_results(switching: None, attempt: int) -> None:
     assert {1: 1, 2: 1, 4: 1} == forward.snapshot().captures
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad], indirect=True)
 def test_a_call_during_a_capture_is_not_kept_waiting() -> None:
     """While one thread captures, another is served eagerly with reason busy."""
     entered, leave = threading.Event(), threading.Event()
@@ -1330,3 +1334,73 @@ def test_one_off_shapes_do_not_fill_the_table() -> None:
     serve(forward, 2)
     assert 0 == sum(ref() is not None for ref in seen)
     assert 3 == counts(forward)["graph"]
+
+
+# -- what a newcomer stumbles over -----------------------------------------------------------------------------------
+
+OUTER = torch.arange(24.0).reshape(3, 8)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x[:, :2] + 1,
+        lambda x: x[:, None] * 2,
+        lambda x: x.t() @ x,
+        lambda x: OUTER[:, :3].sum() + x,
+        lambda x: x.chunk(3, 1)[0] + x.view(-1)[:1],
+        lambda x: (x + 1)[None][0],
+    ],
+    ids=["slice", "new axis", "transpose", "of a tensor outside", "chunk", "of a tensor inside"],
+)
+def test_views_are_captured_in_every_mode(view: Any) -> None:
+    """Views of staged, outside and inside tensors are captured under no_grad and in inference mode alike."""
+    forward = recorded(view, buckets=[2])
+    for _ in range(4):
+        x = rows(2)
+        assert torch.equal(view(x), forward(x))
+    assert {"warmup": 1, "graph": 3} == counts(forward)
+
+
+def test_a_static_argument_that_is_new_at_each_call_is_said_to_move() -> None:
+    """From the fourth object on ``static_moved`` with a cause, no endless warm-up; one that stays is captured."""
+    forward, kept = recorded(lambda x, kv: x + kv[:2], buckets=[2], static=("kv",)), []
+    for _ in range(8):
+        kept.append(torch.ones(4, 3))
+        forward(rows(2), kept[-1])
+    assert {"warmup": 3, "static_moved": 5} == counts(forward)
+    assert any("another object at each call" in text for text in forward.snapshot().causes.values())
+    for _ in range(4):
+        forward(rows(2), kept[-1])
+    assert counts(forward)["graph"] > 0
+
+
+def test_a_call_unlike_the_captured_ones_is_told_what_differs() -> None:
+    """After warm-up the cause names the argument with both of its kinds, or the mode."""
+    forward = recorded(double, buckets=[2])
+    forward.warmup(lambda bucket: ((rows(bucket),), {}))
+    forward(rows(2).double())
+    assert any("`x` is torch.float64 [-1, 3]" in text for text in forward.snapshot().causes.values())
+    other = recorded(double, buckets=[2], name="other")
+    other.warmup(lambda bucket: ((rows(bucket),), {}))
+    with torch.inference_mode(not torch.is_inference_mode_enabled()), torch.no_grad():
+        other(rows(2))
+    assert any("inference mode differs" in text for text in other.snapshot().causes.values())
+
+
+def test_reasons_that_count_nowhere_have_a_cause_all_the_same() -> None:
+    """Autograd and a device without graphs are said once, with what to do."""
+    weights = torch.nn.Linear(3, 3)
+    forward = recorded(lambda x: weights(x), buckets=[2])
+    with torch.inference_mode(False), torch.enable_grad():
+        serve(forward, 2, 2)
+    assert any("inference_mode" in text for text in forward.snapshot().causes.values())
+    plain = capture(double, buckets=[2], name="plain")
+    serve(plain, 2)
+    assert any("GRAPHPROBE_BACKEND" in text for text in plain.snapshot().causes.values())
+
+
+def test_a_keyword_that_does_not_exist_is_corrected() -> None:
+    """A typing mistake in a keyword gets the nearest one."""
+    with pytest.raises(ConfigError, match="did you mean buckets"):
+        recorded(double, bucket=[2])
