@@ -56,7 +56,8 @@ def capture(target: Any = None, /, **options: Any) -> Any:
       callable ``(pad_rows, source) -> None``}. Cross-row work (a mean over rows) sees the pad rows: see docs/limits.md.
     - ``outputs``: ``clone`` (the default), or ``alias`` for callers that consume a result before the next call.
     - ``eager_first`` (1): eager calls per bucket and signature before its capture. ``lazy``: capture in traffic; by
-      default until ``warmup`` was called. ``max_graphs`` (64), ``pool``, ``generators``: limits and torch's own objects.
+      default until ``warmup`` was called. ``max_graphs`` (64): of all buckets and signatures together. ``pool``,
+      ``generators``: torch's own objects.
     - ``agree``: a callable from the local size to the size that all ranks use, None where one of them cannot.
     - ``timing`` (64): one call in N per path and bucket is timed. ``verify`` (0): one graph call in N is compared with
       eager, within ``verify_tol``; ``state``: ``"rewrites"``, or the tensors to save and restore around the second run.
