@@ -49,6 +49,18 @@ def overhead() -> str:
     return "\n\n".join(parts)
 
 
+def sentence() -> str:
+    """What README says of the cost of a call, timing on, in one line each for one input and for five."""
+    said = []
+    for label, count in (("linear", "one input"), ("decode", "five inputs")):
+        rows = load("overhead")["work"][label]
+        for outputs, base in (("alias", "raw"), ("clone", "raw + clone")):
+            forms = (f"graphprobe {outputs}, timing on", f"graphprobe {outputs}, timing on, module.forward")
+            over = [rows[form]["host_us"] - rows[base]["host_us"] for form in forms]
+            said.append(f'- {count}, `outputs="{outputs}"`: {min(over):+.1f} to {max(over):+.1f} us beside `{base}`')
+    return "\n".join(said)
+
+
 def qwen() -> str:
     """A Qwen3-8B-shaped model."""
     result = load("qwen3_8b")

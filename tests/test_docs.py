@@ -65,6 +65,7 @@ def test_the_gpu_page_is_made_from_its_json() -> None:
     pages: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(pages)
     assert pages.page() == (ROOT / "docs" / "gpu.md").read_text()
+    assert pages.sentence() in README
 
 
 def test_links_between_documents_lead_somewhere() -> None:
