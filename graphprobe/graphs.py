@@ -317,7 +317,7 @@ class GraphSet:
             return result, FallbackReason.UNKNOWN
         if not captured.life.live:
             return MISS, captured.life.reason
-        return MISS, FallbackReason.BUSY if turn.closed else FallbackReason.DISABLED
+        return MISS, FallbackReason.DISABLED if backend.capturing() else FallbackReason.BUSY
 
     def _run_eager(
         self, owner: Any, call: Call, decision: Decision, signature: Signature | None, generation: int
