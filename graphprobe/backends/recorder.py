@@ -49,10 +49,9 @@ class _Recording(TorchDispatchMode):
         self.tape = tape
         self.generators = generators
         self.undo: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._aliases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._originals: dict[int, torch.Tensor] = {}
-        self._inside: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._twins: set[int] = set()
+        # What the forward sees, by its id, with the twin that the tape has of it; and back, by the twin's id.
+        self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._seen: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._made: set[int] = set()
         self._saved: set[int] = set()
 
@@ -83,50 +82,38 @@ class _Recording(TorchDispatchMode):
             self.undo.append((whole, whole.clone()))
 
     def _hold(self, value: Any) -> Any:
-        """``value`` with every outside tensor replaced by an alias of its present memory.
+        """``value`` with a twin in place of every tensor: its present memory as a tensor of the tape's own.
 
-        The alias keeps the storage, not the caller's tensor: a tensor whose ``.data`` is replaced later is read
-        at its old address, as by a CUDA graph, and its owner can still let go of it.
+        The twin keeps the storage, not the caller's tensor: a tensor whose ``.data`` is replaced later is read at
+        its old address, as by a CUDA graph, and its owner can still let go of it.
         """
         if isinstance(value, torch.Tensor):
-            inside = self._inside.get(id(value))
-            if inside is None:
-                return self._alias(value)
-            # The forward may have given a tensor of its own other memory (``.data =``).
-            return inside[1] if storage(inside[1]) == storage(value) else alias(value)
+            known = self._twins.get(id(value))
+            # The forward may have given a tensor other memory in between (``.data =``).
+            return known[1] if known and storage(known[1]) == storage(value) else self._twin(value)
         if isinstance(value, (list, tuple)):
             return type(value)(self._hold(item) for item in value)
         return value
 
-    def _alias(self, tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in self._aliases:
-            twin = alias(tensor)
-            self._aliases[id(tensor)] = (tensor, twin)
-            self._originals[id(twin)] = tensor
-        return self._aliases[id(tensor)][1]
+    def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
+        twin = alias(tensor)
+        self._twins[id(tensor)] = self._seen[id(twin)] = (tensor, twin)
+        return twin
 
     def _give(self, value: Any) -> Any:
         # An in-place operator returns its argument, and the forward may rely on that identity.
         if isinstance(value, torch.Tensor):
-            return self._originals.get(id(value)) if id(value) in self._originals else self._shown(value)
+            return self._seen.get(id(value), (value, value))[0]
         if isinstance(value, (list, tuple)):
             return type(value)(self._give(item) for item in value)
         return value
 
-    def _shown(self, value: torch.Tensor) -> torch.Tensor:
-        if id(value) not in self._twins:
-            return value
-        return next(out for out, twin in self._inside.values() if twin is value)
-
     def _record(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any, writes: bool) -> None:
-        outs = [out for out in tensors_in(result) if id(out) not in self._originals and id(out) not in self._twins]
+        outs = [out for out in tensors_in(result) if id(out) not in self._seen]
         inputs = {storage(t) for t in tensors_in((args, *kwargs.values()))}
         fresh = [i for i, out in enumerate(outs) if storage(out) not in inputs]
         # What the forward gets to see may be tied to outside tensors by autograd's views; the tape keeps twins.
-        twins = [alias(out) for out in outs]
-        for out, twin in zip(outs, twins, strict=True):
-            self._inside[id(out)] = (out, twin)
-            self._twins.add(id(twin))
+        twins = [self._twin(out) for out in outs]
         self.tape.views += twins
         self.tape.made += [twins[i] for i in fresh]
         self._made.update(storage(outs[i]) for i in fresh)
