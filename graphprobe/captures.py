@@ -164,6 +164,9 @@ class Captures:
             return FallbackReason.BUSY
         try:
             with self.turn.alone():
+                if bucket in signature.graphs:
+                    # Another thread has made it since this call was decided.
+                    return None
                 _thread.capturing = True
                 return self._capture(owner, call, signature, bucket)
         finally:
@@ -200,12 +203,14 @@ class Captures:
     def refuse(self, signature: Signature, bucket: int, text: str) -> None:
         """Give up a bucket because of what an eager run of its calls showed."""
         signature.lost[bucket] = FallbackReason.CAPTURE_FAILED
+        signature.failed[bucket] = ("error", text)
         self.entry.captured(bucket, "error", 0.0, None)
         self.entry.explain(f"capture_failed/{bucket}", f"bucket {bucket} cannot be captured: {text}")
 
     def _failed(self, signature: Signature, bucket: int, error: Exception, seconds: float) -> FallbackReason:
         outcome = error.outcome if isinstance(error, CaptureError) else "oom"
         signature.failures[bucket] = signature.failures.get(bucket, 0) + 1
+        signature.failed[bucket] = (outcome, str(error))
         if outcome == "oom" or signature.failures[bucket] >= FAILURES:
             signature.lost[bucket] = FallbackReason.CAPTURE_FAILED
         self.entry.captured(bucket, outcome, seconds, None)

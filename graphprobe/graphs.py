@@ -323,8 +323,10 @@ class GraphSet:
         self, owner: Any, call: Call, decision: Decision, signature: Signature | None, generation: int
     ) -> Any:
         assert decision.reason is not None
-        result = self._rehearsed(owner, call, signature, decision.wants)
-        if result is MISS:
+        warming = decision.reason is FallbackReason.WARMUP
+        if warming and signature is not None and decision.wants not in signature.graphs:
+            result = self._rehearsed(owner, call, signature, decision)
+        else:
             result = self._invoke(owner, call.args, call.kwargs)
         try:
             cell = self.entry.eager_cell(call.size, decision.reason, call.phase)
@@ -340,13 +342,10 @@ class GraphSet:
             internal_error("eager", error)
         return result
 
-    def _rehearsed(self, owner: Any, call: Call, signature: Signature | None, bucket: int | None) -> Any:
-        """The result of an eager run that was watched for what no graph could do; MISS where none is to be made."""
-        backend = self.captures.backend
-        if signature is None or backend is None or bucket is None or bucket in signature.graphs:
-            return MISS
-        if self.captures.blocked(signature, bucket) is not FallbackReason.WARMUP:
-            return MISS
+    def _rehearsed(self, owner: Any, call: Call, signature: Signature, decision: Decision) -> Any:
+        """The result of an eager run on the way to a capture, watched for what no graph could do."""
+        backend, bucket = self.captures.backend, decision.wants
+        assert backend is not None and bucket is not None
         result, problem = rehearse(backend, self.options, self._invoke, owner, call)
         if problem == CHANGED:
             # The first call of an object may set it up; one that goes on changing is no cache for graphs.
@@ -370,9 +369,7 @@ class GraphSet:
         if is_grad_enabled():
             signature.in_autograd = any(t.requires_grad for t in tensors)
             if signature.in_autograd:
-                self._because(
-                    "grad", FallbackReason.GRAD, "the result takes part in autograd; serve under inference_mode"
-                )
+                self._because("grad", FallbackReason.GRAD, AUTOGRAD)
 
     def _settled(self, decision: Decision, signature: Signature | None) -> bool:
         """Whether an eager decision holds as long as its guard and the graphs do."""
@@ -399,8 +396,8 @@ class GraphSet:
         least = 0 if signature is not None and signature.narrows else 1 << 62
         limits = [(i, dim, min(least, most), most) for (i, dim), most in zip(narrow.items(), widths, strict=False)]
         statics = [(i, t.data_ptr()) for i, t in enumerate(call.tensors) if call.leaves[i].kind == "static"]
-        modes = dispatch_modes() if dispatch_modes()[2] else None
-        check = strays(statics, limits, None if work is None else work.captured, modes)
+        modes = dispatch_modes()
+        check = strays(statics, limits, None if work is None else work.captured, modes if modes[2] else None)
         training = bool(self._module and owner.training)
         guard = compile_guard(call.tensors, narrow)
         sampled = self.sampler.sampled(decision, call.phase, work)
@@ -434,18 +431,24 @@ class GraphSet:
         self.captures.turn.renew()
         self.plans.forget()
 
+    def _wanted(self, owner: Any, call: Call) -> tuple[Signature | None, FallbackReason | None]:
+        """The signature of a call that is to be captured, and why its bucket has no graph yet."""
+        reason = self._ineligible(owner, call)
+        if reason is not None:
+            return None, reason
+        call.inputs = self._describer.inputs(call)
+        signature, reason = self.captures.signature(call)
+        return signature, reason if signature is None else self.captures.blocked(signature, call.size)
+
     def rehearse(self, owner: Any, args: Args, kwargs: Kwargs) -> None:
         """Run the forward eagerly without counting it, and learn the shapes of its result."""
         call = self._describer.described(args, kwargs)
-        signature = None
-        if self._ineligible(owner, call) is None:
-            call.inputs = self._describer.inputs(call)
-            signature, _ = self.captures.signature(call)
-        result = self._rehearsed(owner, call, signature, call.size)
-        if result is MISS:
+        signature, reason = self._wanted(owner, call)
+        if signature is None or reason is not FallbackReason.WARMUP:
             self._invoke(owner, args, kwargs)
-        elif signature is not None:
-            self._learn(call, Decision(EAGER, wants=call.size), signature, result)
+            return
+        decision = Decision(EAGER, reason=reason, wants=call.size)
+        self._learn(call, decision, signature, self._rehearsed(owner, call, signature, decision))
 
     def capture_now(
         self, owner: Any, args: Args, kwargs: Kwargs, bucket: int
@@ -455,21 +458,16 @@ class GraphSet:
         if call.size != bucket:
             raise ConfigError(f"make_inputs({bucket}) made {call.size} {self.options.unit}, it must make {bucket}")
         began = time.perf_counter()
-        reason = self._ineligible(owner, call)
-        signature = None
-        if reason is None:
-            call.inputs = self._describer.inputs(call)
-            signature, reason = self.captures.signature(call)
-        if signature is not None and bucket not in signature.graphs:
-            reason = self.captures.blocked(signature, bucket)
-            if reason is FallbackReason.WARMUP:
-                reason = self.captures.capture(owner, call, signature, bucket)
+        signature, reason = self._wanted(owner, call)
+        if signature is not None and reason is FallbackReason.WARMUP:
+            reason = self.captures.capture(owner, call, signature, bucket)
         seconds = time.perf_counter() - began
         if reason is None:
             return bucket, "ok", seconds, self.entry.pool_growth.get(bucket), ""
-        failed = [outcome for (b, outcome), n in self.entry.captures.items() if b == bucket and outcome != "ok" and n]
-        outcome = failed[-1] if reason is FallbackReason.CAPTURE_FAILED and failed else "skipped"
-        return bucket, outcome, seconds, None, self.entry.causes.get(f"capture_failed/{bucket}", reason.meaning)
+        outcome, error = "skipped", reason.meaning
+        if signature is not None and reason is FallbackReason.CAPTURE_FAILED:
+            outcome, error = signature.failed[bucket]
+        return bucket, outcome, seconds, None, error
 
 
 PASSING = frozenset(

@@ -62,7 +62,7 @@ class Sampler:
         if "check" in names:
             if work is None:
                 return MISS
-            if work.captured.pointers.moved():
+            if work.captured.pointers.moved() is not None:
                 work.captured.life.lose(FallbackReason.WEIGHTS_MOVED)
                 return MISS
             if work.captured.pointers.in_autograd():

@@ -86,7 +86,7 @@ class Node:
         """A copy of ``value`` and its containers with the tensor leaves replaced by ``tensors``, in order."""
         if self.kind == "tensor":
             return next(tensors)
-        if not self.children:
+        if self.kind not in ("items", "map", "fields"):
             return value
         parts = [child.build(self.child(value, name), tensors) for name, child in self.branches]
         return self.assemble(value, parts)

@@ -21,10 +21,10 @@ WAITING = 4
 class Signature:
     """The graphs of one kind of call, and what stands in the way of others.
 
-    ``widths`` are the captured sizes of the narrow inputs. ``served`` counts eager calls per bucket, ``lost`` has the
-    buckets that are given up, ``writes`` names operators that wrote to a tensor outside, ``narrows`` says whether
-    narrower inputs were seen to give outputs of the same shape, ``changes`` counts the eager
-    calls in a row that changed an object passed by reference.
+    ``widths`` are the captured sizes of the narrow inputs. ``served`` counts eager calls per bucket, ``failed`` has the
+    outcome and the cause of the last failed capture, ``lost`` the buckets that are given up, ``writes`` names operators
+    that wrote to a tensor outside, ``narrows`` says whether narrower inputs gave outputs of the same shape, ``changes``
+    counts the eager calls in a row that changed an object passed by reference.
     """
 
     key: tuple[Any, ...]
@@ -34,6 +34,7 @@ class Signature:
     graphs: dict[int, Captured] = field(default_factory=dict)
     served: dict[int, int] = field(default_factory=dict)
     failures: dict[int, int] = field(default_factory=dict)
+    failed: dict[int, tuple[str, str]] = field(default_factory=dict)
     moves: dict[int, int] = field(default_factory=dict)
     lost: dict[int, FallbackReason] = field(default_factory=dict)
     shapes: Shapes = field(default_factory=Shapes)
@@ -41,6 +42,11 @@ class Signature:
     narrows: bool | None = None
     changes: int = 0
     in_autograd: bool = False
+
+    @property
+    def waiting(self) -> bool:
+        """Whether calls were served on the way to a first capture that nothing stands in the way of."""
+        return bool(self.served) and not (self.graphs or self.lost or self.in_autograd)
 
 
 class Signatures:
@@ -83,12 +89,15 @@ class Signatures:
 
         The oldest of them gives way, so that an object that stays gets its turn.
         """
+        if all(leaf.kind != "static" for leaf in call.leaves) and next(call.held, None) is None:
+            return False
         loose = _loose(_key(call)[0])
-        waiting = [s for s in self if not s.graphs and _loose(s.key) == loose]
+        waiting = [s for s in self if s.waiting and _loose(s.key) == loose]
         if len(waiting) < RESTLESS:
             return False
         self._families[waiting[0].key].remove(waiting[0])
-        self.add(call)
+        # Served for another reason, it waits all the same.
+        self.add(call).served[call.size] = 0
         return True
 
     def difference(self, call: Call) -> str:
@@ -106,7 +115,9 @@ class Signatures:
             leaf, old, new = next(
                 (leaf, a, b) for leaf, a, b in zip(call.leaves, have_metas, metas, strict=True) if a != b
             )
-            texts.append((1, f"`{leaf.path}` is {_shown(new)}, captured {_shown(old)}"))
+            have, want = _shown(new), _shown(old)
+            other = f"{have}, captured {want}" if have != want else "another tensor than the captured one"
+            texts.append((1, f"`{leaf.path}` is {other}"))
         return max(texts)[1]
 
     def add(self, call: Call) -> Signature:

@@ -209,7 +209,8 @@ def in_compiled_code() -> bool:
     """Whether the operator at hand is called by code that inductor wrote."""
     frame = sys._getframe(1)
     for _ in range(24):
-        if "inductor" in frame.f_code.co_filename:
+        file = frame.f_code.co_filename
+        if "torchinductor" in file or (file.startswith(TORCH) and "_inductor" in file):
             return True
         if frame.f_back is None:
             return False

@@ -1404,3 +1404,66 @@ def test_a_keyword_that_does_not_exist_is_corrected() -> None:
     """A typing mistake in a keyword gets the nearest one."""
     with pytest.raises(ConfigError, match="did you mean buckets"):
         recorded(double, bucket=[2])
+
+
+def test_a_scalar_whose_storage_is_replaced_is_noticed_within_the_check() -> None:
+    """A tensor without dimensions has an address, too."""
+    scale = torch.tensor(2.0)
+    forward = recorded(lambda x: x * scale, buckets=[2])
+    serve(forward, 2, 2, 2)
+    scale.data = torch.tensor(5.0)
+    serve(forward, *[2] * (CHECK + 1))
+    x = rows(2)
+    assert torch.equal(x * 5, forward(x))
+    assert 1 == counts(forward)["weights_moved"]
+
+
+def test_moving_is_said_of_what_is_passed_by_reference_only() -> None:
+    """Growing widths wait for their capture; a size without a bucket, or with one given up, keeps its reason."""
+    wide = recorded(lambda x, t: x + t.sum(1, keepdim=True), buckets=[2], narrow={"t": (1, 0)}, name="wide")
+    for width in range(1, 7):
+        wide(rows(2), rows(2, width))
+    assert {"warmup": 6} == counts(wide)
+    caches = [torch.ones(4, 3) for _ in range(5)]
+    hole = recorded(lambda x, kv: x + kv[: x.shape[0]], buckets=[2, 4], static=("kv",), name="hole")
+    for cache in caches * 3:
+        hole(rows(3), cache)
+    assert {"no_exact_bucket": 15} == counts(hole)
+    broken = recorded(lambda x, kv: x + float(kv.sum()), buckets=[2], static=("kv",), name="broken")
+    for cache in caches * 3:
+        broken(rows(2), cache)
+    assert {"warmup": 5, "capture_failed": 10} == counts(broken)
+    assert {(2, "error"): 5} == broken.snapshot().capture_outcomes
+
+
+def test_another_static_tensor_after_warmup_is_called_that() -> None:
+    """The cause does not show two equal shapes."""
+    kv = torch.ones(4, 3)
+    forward = recorded(lambda x, kv: x + kv[:2], buckets=[2], static=("kv",))
+    forward.warmup(lambda bucket: ((rows(bucket), kv), {}))
+    forward(rows(2), torch.ones(4, 3))
+    assert any("`kv` is another tensor" in text for text in forward.snapshot().causes.values())
+
+
+def test_a_refused_capture_without_rehearsal_leaves_the_callers_empty_list_alone() -> None:
+    """With eager_first=0 the capture is the first to see that the forward fills its list: it fills a copy."""
+
+    def step(x: torch.Tensor, out: list[torch.Tensor]) -> torch.Tensor:
+        out.append(x * 2)
+        return x
+
+    forward = recorded(step, buckets=[2], eager_first=0)
+    for _ in range(4):
+        out: list[torch.Tensor] = []
+        forward(rows(2), out)
+        assert 1 == len(out)
+    assert {"capture_failed": 4} == counts(forward)
+
+
+def test_warmup_reports_the_failure_of_its_own_wrapper() -> None:
+    """Two wrappers of one name: the outcome of one says nothing of the other."""
+    for broken, outcome in ((lambda x: x * float(x.sum()), "error"), (double, "ok")):
+        forward = recorded(broken, buckets=[2], name="shared")
+        (entry,) = forward.warmup(lambda bucket: ((rows(bucket),), {}))
+        assert outcome == entry.outcome
+        assert bool(entry.error) == (outcome == "error")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import gc
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -157,3 +159,14 @@ def test_lists_of_tensors_are_read() -> None:
     with watch:
         torch.cat([x, a, b])
     assert {id(a), id(b)} == {id(t) for t in watch.living()}
+
+
+def test_a_file_that_is_merely_named_so_is_no_compiled_code(tmp_path: Path) -> None:
+    """Only torch's own inductor and the files it writes count: a user's file may be called what it likes."""
+    for folder, expected in {"my_inductor": False, "torchinductor_me": True}.items():
+        file = tmp_path / folder / "model.py"
+        file.parent.mkdir()
+        file.write_text(
+            "from graphprobe.watch import in_compiled_code\n\n\ndef call():\n    return in_compiled_code()\n"
+        )
+        assert expected is runpy.run_path(str(file))["call"]()
