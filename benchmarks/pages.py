@@ -114,12 +114,15 @@ def demo() -> str:
 
 
 def tests() -> str:
-    """What ran of tests/gpu."""
-    result = load("tests")
-    body: list[Row] = [
-        [name.replace("test_", "").replace("_", " "), outcome] for name, outcome in result["tests"].items()
-    ]
-    return table(["test", "outcome"], body)
+    """What ran of tests/gpu, on one GPU and on two."""
+    parts = []
+    for name in ("tests", "tests_two_gpus"):
+        result = load(name)
+        body: list[Row] = [
+            [test.removeprefix("test_").replace("_", " "), outcome] for test, outcome in result["tests"].items()
+        ]
+        parts.append(f"### {result['device']}\n\n" + table(["test", "outcome"], body))
+    return "\n\n".join(parts)
 
 
 def page() -> str:
@@ -157,7 +160,7 @@ Tokens are compared with the same steps run eagerly at the same (or the padded) 
 
 ## Tests
 
-`GRAPHPROBE_GPU_JSON=docs/gpu/tests.json make gpu`.
+`GRAPHPROBE_GPU_JSON=docs/gpu/tests.json make gpu`, and `tests/gpu/test_two_gpus.py` where there are two.
 
 {tests()}
 """

@@ -86,7 +86,10 @@ def as_size(value: object, what: str, least: int = 1) -> int:
     """``value`` as a whole number >= ``least``; bool, float and text are refused with ConfigError."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ConfigError(f"{what} must be a whole number, got {value!r} ({type(value).__name__})")
-    number = int(value.__index__())
+    try:
+        number = int(value.__index__())
+    except TypeError as error:
+        raise ConfigError(f"{what} must be a whole number, got {value!r} ({error})") from None
     if number < least:
         raise ConfigError(f"{what} must be at least {least}, got {number}")
     return number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,14 @@ class Call:
     asked: Asked
     inputs: tuple[Input, ...] = ()
     problem: str = ""
+
+    def cut(self, rows: int) -> Call:
+        """The same call with its first ``rows`` rows."""
+        tensors = list(self.tensors)
+        for item in self.inputs:
+            if item.dim is not None:
+                tensors[item.index] = tensors[item.index].narrow(item.dim, 0, min(rows, self.rows) // item.per)
+        return dataclasses.replace(self, tensors=tuple(tensors), rows=min(rows, self.rows))
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -80,6 +89,10 @@ class Call:
         return next((leaf for node in self.nodes for leaf in node.leaves("opaque")), None)
 
 
+MOST_PATHS = 4096
+"""Names of arguments about which something is remembered: an engine may key its tensors by request."""
+
+
 class Describer:
     """Describes the calls of one forward, and learns from them which inputs follow the batch.
 
@@ -114,7 +127,8 @@ class Describer:
         tensors = tuple(t for node, value in placed for t in node.pick(value, "tensor", "static"))
         batch = self._place_of_batch(leaves, tensors)
         if asked is None:
-            asked = self.ask(None if batch is None else tensors[batch[0]].shape[batch[1]], args, kwargs)
+            # As a number: under torch.jit.trace a size is a tensor.
+            asked = self.ask(None if batch is None else int(tensors[batch[0]].shape[batch[1]]), args, kwargs)
         call = Call(args, kwargs, roots, context, leaves, tensors, batch, asked[0], self.units(asked[0]), asked)
         call.problem = self._problem(call)
         return call
@@ -191,24 +205,34 @@ class Describer:
         found = []
         for index, (leaf, tensor) in enumerate(zip(call.leaves, call.tensors, strict=True)):
             if leaf.kind == "tensor":
-                dim = self._batch_dim(call, index, leaf.path, tensor)
+                dim, per = self._batch_dim(call, index, leaf.path, tensor)
                 fill = self.options.fill(leaf.path) if dim is not None else None
-                found.append(Input(leaf.path, index, dim, fill, self.options.narrow.get(leaf.path)))
+                found.append(Input(leaf.path, index, dim, fill, self.options.narrow.get(leaf.path), per))
         return tuple(found)
 
-    def _batch_dim(self, call: Call, index: int, path: str, tensor: torch.Tensor) -> int | None:
+    def _batch_dim(self, call: Call, index: int, path: str, tensor: torch.Tensor) -> tuple[int | None, int]:
+        """The dimension along which an input follows the batch, and the rows that an element of it stands for."""
         assert call.batch is not None
         dim = call.batch[1] if index == call.batch[0] else self.options.batch_dims.get(path, 0)
-        if tensor.dim() <= dim or tensor.shape[dim] != call.rows:
-            self._fixed.add(path)
-            return None
+        per = self._per(call.rows, tensor, dim)
+        if per is None:
+            if len(self._fixed) < MOST_PATHS:
+                self._fixed.add(path)
+            return None, 1
         if index != call.batch[0] and not self._declared(path):
             if path in self._fixed:
-                return None
-            seen = self._followed.setdefault(path, set())
+                return None, 1
+            seen = self._followed.setdefault(path, set()) if len(self._followed) < MOST_PATHS else set()
             if len(seen) < 2:
                 seen.add(call.rows)
-        return dim
+        return dim, per
+
+    def _per(self, rows: int, tensor: torch.Tensor, dim: int) -> int | None:
+        """1 where an input has an element per row, the rows of a request where it has one per request, else None."""
+        if tensor.dim() <= dim:
+            return None
+        width = self.options.tokens_per_request
+        return next((per for per in (1, width) if tensor.shape[dim] * per == rows), None)
 
     def _declared(self, path: str) -> bool:
         pad = self.options.pad

@@ -6,7 +6,9 @@ import copy
 import difflib
 import functools
 import inspect
+import pickle
 import sys
+import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
@@ -108,6 +110,14 @@ def _options(given: Mapping[str, Any]) -> Options:
         raise ConfigError(f"capture has no keyword {unknown[0]!r}", hint) from None
 
 
+def _dress(wrapper: Any, function: Any) -> None:
+    """What functools.update_wrapper does, but for ``__wrapped__``, which depends on the owner."""
+    for name in functools.WRAPPER_ASSIGNMENTS:
+        if hasattr(function, name):
+            setattr(wrapper, name, getattr(function, name))
+    wrapper.__dict__.update(getattr(function, "__dict__", {}))
+
+
 class GraphedCallable:
     """A forward with graphs. Call it as the forward itself."""
 
@@ -125,7 +135,7 @@ class GraphedCallable:
         keep: bool = False,
     ) -> None:
         """``owned``: the function takes its owner first. ``keep``: hold the owner, as a bound method does."""
-        functools.update_wrapper(self, function)
+        _dress(self, function)
         self._function = function
         self._options = options
         self._owned = owned and owner is not None
@@ -155,6 +165,20 @@ class GraphedCallable:
             if owner is None:
                 raise ReferenceError(f"the object that {self!r} belongs to is gone")
         return self._dispatch(owner, args, kwargs)
+
+    @property
+    def __self__(self) -> Any:
+        """The object that the forward is bound to, where it is bound to one, as a bound method has it."""
+        owner = self._owner() if self._owner is not None and self._owned else None
+        if owner is None:
+            raise AttributeError(f"{self!r} is bound to no object")
+        return owner
+
+    @property
+    def __wrapped__(self) -> Any:
+        """The forward itself, bound as it was."""
+        owner = self._owner() if self._owner is not None and self._owned else None
+        return self._function if owner is None else types.MethodType(self._function, owner)
 
     def warmup(self, make_inputs: MakeInputs, *, progress: bool | None = None) -> WarmupReport:
         """Capture all buckets ahead of traffic, largest first; afterwards nothing is captured unless ``lazy=True``.
@@ -193,7 +217,10 @@ class GraphedCallable:
             return self
         function = copy.deepcopy(self._function, memo)
         twin = None if owner is None else copy.deepcopy(owner, memo)
-        return type(self)(function, self._options, twin, self._entry.name, owned=self._owned, keep=self._keep)
+        options = copy.copy(self._options)
+        # The tensors to save and restore are those of the copy.
+        object.__setattr__(options, "state", copy.deepcopy(options.state, memo))
+        return type(self)(function, options, twin, self._entry.name, owned=self._owned, keep=self._keep)
 
     def __reduce__(self) -> Any:
         owner = None if self._owner is None else self._owner()
@@ -221,6 +248,7 @@ class GraphedMethod:
     """A decorated method on its class; each instance gets graphs of its own, kept in the instance's ``__dict__``."""
 
     __name__: str
+    __qualname__: str
 
     def __init__(self, function: Callable[..., Any], options: Options, name: str, *, of_class: bool = False) -> None:
         """``of_class``: a class method, whose graphs belong to the class."""
@@ -233,6 +261,12 @@ class GraphedMethod:
         self._key = f"__graphprobe_{function.__module__}.{_label(function)}"
         options.check_names(Caller(function, owned=True).parameters, _label(function))
         _entry(options.name or _label(function), options)
+
+    def __reduce__(self) -> Any:
+        found = _found(self.__module__, self.__qualname__)
+        if found is not self:
+            raise pickle.PicklingError(f"{self.__module__}.{self.__qualname__} is not this captured method")
+        return self.__qualname__
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if self._of_class:
@@ -404,8 +438,7 @@ def _label(function: Any) -> str:
 
 def _entry(label: str, options: Options) -> Forward:
     entry = LEDGER.forward(label, options.buckets, unit=options.unit)
-    for bucket in options.buckets:
-        entry.live.setdefault(bucket, False)
+    entry.phases = (options.phase,) if isinstance(options.phase, str) else options.capture_phases
     if options.max_batch is not None:
         missing = options.buckets.uncovered(options.max_batch, options.padded)
         phase = options.phase if isinstance(options.phase, str) else "decode"

@@ -45,6 +45,16 @@ def add(cell: Cell, calls: int = 1) -> None:
         cell[0] += calls
 
 
+class Holder:
+    """What one wrapper of a forward name has captured: its buckets, and the bytes of its pool (None: unknown)."""
+
+    __slots__ = ("buckets", "pool_bytes")
+
+    def __init__(self) -> None:
+        self.buckets: frozenset[int] = frozenset()
+        self.pool_bytes: int | None = 0
+
+
 class Forward:
     """Everything counted for one forward name. Cells are handed out and never replaced or reset."""
 
@@ -57,14 +67,14 @@ class Forward:
         self.source = source
         self.role = ""
         self.backend = ""
+        self.phases: tuple[str, ...] = ("decode",)
         self.uncovered: dict[str, int] = {}
         self.graph: dict[tuple[str, str, int, int], Cell] = {}
         self.eager: dict[tuple[str, int, FallbackReason], Cell] = {}
         self.captures: dict[tuple[int, str], int] = {}
         self.capture_seconds: dict[int, float] = {}
         self.pool_growth: dict[int, int] = {}
-        self.live: dict[int, bool] = {}
-        self.pools: dict[int, int | None] = {}
+        self.holders: list[Holder] = []
         self.pool_estimate_bytes: int | None = None
         self.kv_capacity_tokens: int | None = None
         self.times: dict[tuple[str, str, str, int | None], list[float]] = {}
@@ -76,9 +86,27 @@ class Forward:
 
     @property
     def pool_bytes(self) -> int | None:
-        """Bytes reserved for graphs by all wrappers of this name, None where one of them cannot tell."""
-        known = list(self.pools.values())
+        """Bytes reserved for graphs by all wrappers of this name, None where none has any or one cannot tell."""
+        known = [holder.pool_bytes for holder in list(self.holders) if holder.buckets or holder.pool_bytes != 0]
         return None if not known or None in known else sum(n for n in known if n is not None)
+
+    @property
+    def live(self) -> dict[int, bool]:
+        """Of each bucket whether a wrapper of this name has a graph of it."""
+        if not self.holders and self.source != "capture":
+            return {}
+        held = [holder.buckets for holder in list(self.holders)]
+        known = dict.fromkeys((*(self.buckets or ()), *(b for buckets in held for b in buckets)))
+        return {bucket: any(bucket in buckets for buckets in held) for bucket in known}
+
+    def holder(self) -> Holder:
+        """The books of a new wrapper of this name."""
+        self.holders.append(Holder())
+        return self.holders[-1]
+
+    def leave(self, holder: Holder) -> None:
+        """A wrapper is gone."""
+        self.holders.remove(holder)
 
     def graph_cell(self, size: int, bucket: int, phase: str = "decode", mode: str = "full") -> Cell:
         """The cell of graph calls with ``size`` units replayed in ``bucket``."""
@@ -107,7 +135,10 @@ class Forward:
             self.captures[key] = self.captures.get(key, 0) + 1
             if outcome == "ok":
                 self.capture_seconds[bucket] = seconds
-                self.live[bucket] = True
+                if not self.holders:
+                    self.holder().pool_bytes = None
+                if self.source != "capture" or len(self.holders) == 1:
+                    self.holders[0].buckets |= {bucket}
                 if growth is not None:
                     self.pool_growth[bucket] = growth
 
@@ -134,8 +165,8 @@ class Forward:
             cell[0] = 0
         for table in (self.captures, self.capture_seconds, self.pool_growth, self.times, self.mismatches, self.causes):
             table.clear()
-        self.live = dict.fromkeys(self.live, False)
-        self.pools = {}
+        for holder in self.holders:
+            holder.buckets, holder.pool_bytes = frozenset(), 0
 
     def snapshot(self) -> ForwardSnapshot:
         """A frozen copy; safe from any thread, holds no lock that a forward takes for counting."""
@@ -162,12 +193,13 @@ class Forward:
             source=self.source,
             role=self.role,
             backend=self.backend,
+            phases=self.phases,
             rows=tuple(row for row in sorted(rows, key=Row.order) if row.calls),
             times=times,
             captures=captures,
             capture_outcomes=outcomes,
             capture_seconds=dict(list(self.capture_seconds.items())),
-            live=dict(list(self.live.items())),
+            live=self.live,
             pool_bytes=self.pool_bytes,
             pool_growth=dict(list(self.pool_growth.items())),
             pool_estimate_bytes=self.pool_estimate_bytes,

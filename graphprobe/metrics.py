@@ -10,6 +10,7 @@ back to a finer step, so no counter falls.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import glob
 import importlib.metadata
@@ -354,14 +355,20 @@ def _born(forward: ForwardSnapshot) -> Iterator[Point]:
     A snapshot does not say whether padding is allowed, so ``no_exact_bucket`` is born for padded forwards too, where it
     stays 0.
     """
+    for phase in forward.phases:
+        for row in _born_rows(forward):
+            yield from _row_points(dataclasses.replace(row, phase=phase))
+
+
+def _born_rows(forward: ForwardSnapshot) -> Iterator[Row]:
     for bucket in forward.buckets:
-        yield from _row_points(Row(bucket, "graph", bucket, None, 0, mode="full"))
+        yield Row(bucket, "graph", bucket, None, 0, mode="full")
     if forward.buckets:
         largest = forward.buckets[-1]
         missing = set(range(1, min(EXACT_LABELS, largest) + 1)) - set(forward.buckets)
         for size in sorted(missing):
-            yield from _row_points(Row(size, "eager", None, FallbackReason.NO_EXACT_BUCKET, 0))
-        yield from _row_points(Row(largest + 1, "eager", None, FallbackReason.BATCH_TOO_LARGE, 0))
+            yield Row(size, "eager", None, FallbackReason.NO_EXACT_BUCKET, 0)
+        yield Row(largest + 1, "eager", None, FallbackReason.BATCH_TOO_LARGE, 0)
 
 
 def _spare_points(forward: ForwardSnapshot) -> Iterator[Point]:

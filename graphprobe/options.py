@@ -87,6 +87,10 @@ class Options:
             if isinstance(rule[1], bool) or not isinstance(rule[1], (int, float)):
                 raise ConfigError(f"the fill of narrow[{name!r}] must be a number, got {rule[1]!r}")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a pickle holds: all but what belongs to this process."""
+        return {**self.__dict__, "registry": None, "pool": None}
+
     @property
     def padded(self) -> bool:
         """Whether a larger bucket may serve a batch."""

@@ -7,7 +7,7 @@ memory itself. Which outputs follow the batch is learnt from two sizes, never gu
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,16 +30,34 @@ class Shapes:
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[tuple[Any, ...], list[torch.Size]]] = {}
+        self._unclear = False
 
     @property
     def known(self) -> bool:
         """Whether two sizes were seen."""
         return len(self._seen) > 1
 
-    def observe(self, rows: int, node: Node, tensors: list[torch.Tensor]) -> None:
-        """Note the shapes of a result of ``rows`` rows; the first two sizes are kept."""
-        if rows and not self.known:
+    def observe(self, rows: int, node: Node, tensors: list[torch.Tensor], width: int = 1) -> bool:
+        """Note the shapes of a result of ``rows`` rows. True where they contradict what two sizes had shown."""
+        if not rows or self._unclear:
+            return False
+        if not self.known:
             self._seen.setdefault(rows, (node.key, [t.shape for t in tensors]))
+            return False
+        expected = self._seen.get(rows) or self._expected(rows, width)
+        self._unclear = expected is not None and expected != (node.key, [t.shape for t in tensors])
+        return self._unclear
+
+    def _expected(self, rows: int, width: int) -> tuple[tuple[Any, ...], list[torch.Size]] | None:
+        """What a result of ``rows`` rows is like by what two sizes have shown, None where that is not clear."""
+        dims = self.dims(width)
+        if dims is None:
+            return None
+        n, (key, shapes) = next(iter(self._seen.items()))
+        return key, [
+            shape if dim is None else torch.Size([k * rows // n if d == dim else k for d, k in enumerate(shape)])
+            for shape, dim in zip(shapes, dims, strict=True)
+        ]
 
     def agree(self, rows: int, node: Node, tensors: list[torch.Tensor], width: int) -> bool | None:
         """Whether a result has the shapes that its rows let expect; None where too little was seen to say."""
@@ -60,6 +78,8 @@ class Shapes:
         An output follows where it has a row per row, or a row per request of ``width`` rows.
         """
         (n, (key, shapes)), (m, (other_key, others)) = self._seen.items()
+        if self._unclear:
+            return None
         if key != other_key or len(shapes) != len(others):
             return None
         found = [_following(a, b, n, m, width) for a, b in zip(shapes, others, strict=True)]
@@ -84,11 +104,19 @@ class Outputs:
     """The result of one capture of ``rows`` rows.
 
     ``lives`` says of each tensor whether it lies outside the graph; ``passed`` are the ids of the objects that the
-    caller passed by reference (a cache, say), which a result may hand back.
+    caller passed by reference (a cache, say), which a result may hand back; ``inside`` says of each tensor whether it
+    lies in a static input, which the next call overwrites before it reads it. ``loose`` lets go of a result of the
+    graph's own without losing its address, where each is cloned behind its replay.
     """
 
     def __init__(
-        self, result: Any, rows: int, lives: Callable[[torch.Tensor], bool], passed: frozenset[int] = frozenset()
+        self,
+        result: Any,
+        rows: int,
+        lives: Callable[[torch.Tensor], bool],
+        passed: frozenset[int] = frozenset(),
+        inside: Sequence[bool] = (),
+        loose: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         self.rows = rows
         self.node, self.tensors = described(result)
@@ -97,21 +125,23 @@ class Outputs:
                 what = f"{leaf.path} is a {leaf.type.__name__}"
                 raise CaptureError(f"{what}: return tensors, numbers, tuples, lists, dicts or dataclasses of them")
         self.outside = [lives(tensor) for tensor in self.tensors]
+        self.inside = list(inside) or [False] * len(self.tensors)
         # What the caller passed by reference is handed back as the very object.
         self.passed = [weakref.ref(t) if id(t) in passed else None for t in self.tensors]
         # An alias of outside memory: the caller's own tensor must stay free to go, which is how we notice.
+        # Whether a result takes part in autograd, which a replay could not record.
+        self.in_autograd = any(tensor.requires_grad for tensor in self.tensors)
         self.tensors = [alias(t) if out else t for t, out in zip(self.tensors, self.outside, strict=True)]
+        if loose is not None:
+            kept = [out or within for out, within in zip(self.outside, self.inside, strict=True)]
+            self.tensors = [t if keep else loose(t) for t, keep in zip(self.tensors, kept, strict=True)]
         self.result = _loosened(self.node, result, iter(self.tensors))
-
-    @property
-    def in_autograd(self) -> bool:
-        """Whether a result takes part in autograd, which a replay could not record."""
-        return any(tensor.requires_grad for tensor in self.tensors)
 
     @property
     def only(self) -> torch.Tensor | None:
         """The result where it is a single tensor of the graph's own."""
-        return self.tensors[0] if self.node.kind == "tensor" and not self.outside[0] else None
+        own = self.node.kind == "tensor" and not self.outside[0] and not self.inside[0]
+        return self.tensors[0] if own else None
 
     def unlike(self, dims: list[int | None], width: int) -> str:
         """What speaks against cutting the outputs along ``dims``: the output's path, or nothing."""
@@ -135,7 +165,8 @@ class Outputs:
                 makers.append(passed)
                 continue
             # Memory of the caller's is handed out as a tensor of its own each time: its shape may be changed in place.
-            makers.append(view.detach if self.outside[i] else _same(view) if aliased else view.clone)
+            kept = aliased and not self.inside[i]
+            makers.append(view.detach if self.outside[i] else _same(view) if kept else view.clone)
         return _assembler(self.node, self.result, makers)
 
     def _cut(self, tensor: torch.Tensor, dim: int | None, rows: int) -> torch.Tensor:

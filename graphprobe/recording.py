@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
+from graphprobe.attributes import Before, Settings, compiled, modules_behind
 from graphprobe.backends.base import Backend, Graph
 from graphprobe.calls import Args, Call, Kwargs
 from graphprobe.errors import CaptureError, internal_error
@@ -18,10 +20,13 @@ from graphprobe.routes import Captured
 from graphprobe.signature import Node, describe, fingerprint, parts
 from graphprobe.signatures import Signature
 from graphprobe.staging import Staging
-from graphprobe.watch import Watch, prime
+from graphprobe.watch import HostReads, Watch, mode_depths, prime, storage, unwind
 
 Invoke = Callable[[Any, Args, Kwargs], Any]
 """(owner, args, kwargs) -> the forward's result."""
+
+
+Loose = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Theirs(Exception):
@@ -39,43 +44,83 @@ def theirs() -> Iterator[None]:
         raise Theirs from error
 
 
-def rehearse(backend: Backend, options: Options, invoke: Invoke, owner: Any, call: Call) -> tuple[Any, str]:
-    """The forward's result from an eager run, and what in it no graph could do (nothing: it can be captured).
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What an eager run showed that no graph could do.
+
+    ``problem`` is in the way for good. ``changed`` may be the setting up that a first call does: a state of Python's
+    that the run left behind and that a replay would not.
+    """
+
+    problem: str = ""
+    changed: str = ""
+
+
+def rehearse(backend: Backend, options: Options, invoke: Invoke, owner: Any, call: Call) -> tuple[Any, Rehearsal]:
+    """The forward's result from an eager run, and what in it no graph could do.
 
     Found here, it costs no capture: after one that fails the forward's host code would have run twice.
     """
     prime()
     staged = [call.tensors[item.index] for item in call.inputs]
-    watch = Watch(staged, backend.device.type, lenient=True)
-    held = [fingerprint(value) for value in call.held]
-    with watch:
-        result = invoke(owner, call.args, call.kwargs)
+    watch, reads = Watch(staged, backend.device, lenient=True), HostReads(lenient=True)
+    held, before = [fingerprint(value) for value in call.held], _before(owner, invoke)
+    # Elsewhere such a read is an operator, and a function mode would have compiled code compiled anew.
+    depths = mode_depths()
     try:
-        return result, _problem(watch, call, options, held)
+        with reads if backend.device.type == "cpu" else contextlib.nullcontext(), watch:
+            result = invoke(owner, call.args, call.kwargs)
+    finally:
+        unwind(depths)
+    try:
+        if problem := watch.problem or reads.refused:
+            return result, Rehearsal(problem)
+        if held != [fingerprint(value) for value in call.held]:
+            return result, Rehearsal(changed="the forward changes an object passed by reference on the host")
+        if before is not None and (name := before.changed()):
+            return result, Rehearsal(changed=f"the forward sets the attribute {name} at each call")
+        del before
+        return result, Rehearsal(_problem(watch, call, options))
     except Exception as error:
         # The result is the caller's, whatever becomes of our look at it.
         internal_error("rehearse", error)
-        return result, f"{type(error).__name__}: {error}"
+        return result, Rehearsal(f"{type(error).__name__}: {error}")
 
 
-def _problem(watch: Watch, call: Call, options: Options, held: list[Any]) -> str:
+def _before(owner: Any, invoke: Invoke) -> Before | None:
+    try:
+        return Before(owner, invoke)
+    except Exception as error:
+        internal_error("rehearse", error)
+        return None
+
+
+def _problem(watch: Watch, call: Call, options: Options) -> str:
     watch.living()
     if watch.problem:
         return watch.problem
     for node, value, place in call.roots:
         if place is not None and describe(value, node.path, options.static).key != node.key:
             return f"the forward changes its argument `{node.path}`, which a replay would not"
-    return CHANGED if held != [fingerprint(value) for value in call.held] else ""
-
-
-CHANGED = "the forward changes an object passed by reference on the host, which a replay would not"
+    return ""
 
 
 def record(
-    backend: Backend, options: Options, invoke: Invoke, owner: Any, call: Call, signature: Signature, bucket: int
+    backend: Backend,
+    options: Options,
+    invoke: Invoke,
+    owner: Any,
+    call: Call,
+    signature: Signature,
+    bucket: int,
+    rows: int | None = None,
 ) -> Captured:
-    """The graph of ``bucket`` for calls like ``call``. Raises CaptureError, or OutOfMemoryError from the staging."""
-    rows = bucket * options.rows_per_unit
+    """The graph of ``bucket`` (of ``rows`` rows, if given) for calls like ``call``.
+
+    Raises CaptureError, or OutOfMemoryError from the staging.
+    """
+    rows = bucket * options.rows_per_unit if rows is None else rows
+    _check_identities(call)
     prime()
     with backend.scope():
         staging = Staging(call.inputs, _widened(call, signature.widths), rows)
@@ -83,20 +128,35 @@ def record(
             staging.copier(call.rows)(call.tensors)
             if options.prepare is not None:
                 options.prepare(bucket, *call.args, **call.kwargs)
-        watch = Watch(staging.buffers, backend.device.type)
+        watch = Watch(staging.buffers, backend.device)
         args, kwargs, rest = _on_buffers(call, staging)
         before = _layouts(staging)
 
         def run() -> Any:
-            with watch:
-                result = invoke(owner, args, kwargs)
+            python = _before(owner, invoke)
+            try:
+                with watch:
+                    result = invoke(owner, args, kwargs)
+                if watch.problem:
+                    raise CaptureError(watch.problem)
+                if python is not None and (name := python.changed()):
+                    raise CaptureError(f"the forward sets the attribute {name}, which a replay would not")
+            except BaseException:
+                if python is not None:
+                    python.restore()
+                raise
             _check_unchanged(call, args, kwargs, options, staging)
             return result
 
-        with _swapped(call.context, rest):
-            graph, result = backend.capture(run, options.generators)
+        depths = mode_depths()
+        try:
+            with _swapped(call.context, rest):
+                graph, result = backend.capture(run, options.generators)
+        finally:
+            unwind(depths)
+    loose = backend.loose if options.outputs == "clone" else None
     try:
-        return _finished(owner, call, signature, bucket, graph, staging, result, watch, before)
+        return _finished(owner, invoke, call, signature, bucket, graph, staging, result, watch, before, options, loose)
     except CaptureError:
         graph.reset()
         raise
@@ -104,6 +164,7 @@ def record(
 
 def _finished(
     owner: Any,
+    invoke: Invoke,
     call: Call,
     signature: Signature,
     bucket: int,
@@ -112,28 +173,59 @@ def _finished(
     result: Any,
     watch: Watch,
     before: list[Any],
+    options: Options,
+    loose: Loose | None,
 ) -> Captured:
     if before != _layouts(staging):
         raise CaptureError("the forward changes the shape or strides of an argument in place")
     _check_apart(call, watch)
     outside = watch.living()
     passed = [part for value in call.held for part in (value, *parts(value))]
-    outputs = Outputs(result, staging.rows, watch.outside, frozenset(map(id, passed)))
+    inside = [watch.staged(t) is not None for t in described(result)[1]]
+    outputs = Outputs(result, staging.rows, watch.outside, frozenset(map(id, passed)), inside, loose)
     _, tensors = described(result)
     outside += [t for t in tensors if watch.outside(t) and not watch.derived(t)]
     # A tensor that is passed by reference is compared by its address at every call; its object may be a fresh view.
     static = {id(t) for t, leaf in zip(call.tensors, call.leaves, strict=True) if leaf.kind == "static"}
     staging.drifting = bool(watch.written)
+    cache = next((i.path for k, i in enumerate(staging.inputs) if k in watch.written and i.dim is None), "")
+    signature.fills = signature.fills or (cache and f"argument `{cache}`, which does not follow the batch")
     signature.writes = signature.writes or ", ".join(sorted(set(watch.writes_outside)))
+    undeclared = _undeclared(watch, options)
     held = [part for value in call.held for part in parts(value)]
-    if watch.compiled and isinstance(owner, torch.nn.Module):
+    modules = modules_behind(owner, invoke)
+    if watch.compiled or compiled(owner, invoke):
         # Compiled code reads weights past the dispatcher: all of them are followed.
-        outside += [*owner.parameters(), *owner.buffers()]
-    return Captured(bucket, graph, staging, outputs, watch, [t for t in outside if id(t) not in static] + held)
+        watch.compiled = True
+        outside += [t for m in modules for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]
+    outside = [t for t in outside if id(t) not in static] + held
+    return Captured(bucket, graph, staging, outputs, watch, outside, Settings(modules, owner), undeclared)
+
+
+def _undeclared(watch: Watch, options: Options) -> str:
+    """Why running twice might change more than ``state=`` names; empty where it does not."""
+    state = options.state
+    if isinstance(state, str):
+        return ""
+    named = {storage(tensor) for tensor in state or ()}
+    missed = sorted({func for func, place in watch.landed if place not in named})
+    if missed:
+        return f"the forward writes to a tensor outside ({', '.join(missed)}) that state= does not name"
+    if watch.compiled and state is None:
+        return "what compiled code writes is not seen; declare state= (an empty list where it writes nothing outside)"
+    return ""
 
 
 def _layouts(staging: Staging) -> list[Any]:
     return [(buffer.shape, buffer.stride()) for buffer in staging.buffers]
+
+
+def _check_identities(call: Call) -> None:
+    """Refuse a staged argument that is the same tensor as one passed by reference: in a graph it would be another."""
+    static = {id(t): leaf for t, leaf in zip(call.tensors, call.leaves, strict=True) if leaf.kind == "static"}
+    for item in call.inputs:
+        if (found := static.get(id(call.tensors[item.index]))) is not None:
+            raise CaptureError(f"`{item.path}` is the same tensor as `{found.path}`, which is passed by reference")
 
 
 def _check_apart(call: Call, watch: Watch) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
+from graphprobe.attributes import Settings
 from graphprobe.backends.base import Backend, Graph
 from graphprobe.dispatch import Decision
 from graphprobe.ledger import COUNT_LOCK, FREE_THREADED, Cell
@@ -19,12 +21,12 @@ from graphprobe.options import Options
 from graphprobe.outputs import Make, Outputs
 from graphprobe.reasons import FallbackReason
 from graphprobe.signature import Guard, Picker, dispatch_modes
-from graphprobe.staging import Copier, Staging
+from graphprobe.staging import Copier, Input, Staging
 from graphprobe.turn import MISS, WAIT, Turn
 from graphprobe.watch import Pointers, Watch, follow, storage
 
 CHECK = 64
-"""Calls of one route between two looks at the addresses of the weights."""
+"""Calls of one route between two looks at the addresses of all weights and at the attributes of modules."""
 
 Serve = Callable[[Any, tuple[Any, ...], dict[str, Any], tuple[torch.Tensor, ...], Cell], Any]
 """(owner, args, kwargs, tensors, cell) -> the forward's result, or MISS."""
@@ -36,15 +38,21 @@ Sampled = Callable[[list[str], Serve, tuple[Any, ...]], Any]
 class Life:
     """Whether a graph may be replayed. Plain fields: a weak reference's callback may run anywhere."""
 
-    __slots__ = ("live", "reason")
+    __slots__ = ("live", "reason", "text")
 
     def __init__(self) -> None:
         self.live = True
         self.reason = FallbackReason.STATIC_MOVED
+        self.text = ""
 
-    def lose(self, reason: FallbackReason = FallbackReason.STATIC_MOVED) -> None:
-        """The next call must not replay, for ``reason``."""
+    def over(self) -> bool:
+        """Whether it has been lost, perhaps just now."""
+        return not self.live
+
+    def lose(self, reason: FallbackReason = FallbackReason.STATIC_MOVED, text: str = "") -> None:
+        """The next call must not replay, for ``reason``; ``text`` says more."""
         self.reason = reason
+        self.text = text
         self.live = False
 
 
@@ -54,6 +62,7 @@ class Captured:
     __slots__ = (
         "_refs",
         "bucket",
+        "checks",
         "graph",
         "life",
         "outputs",
@@ -61,12 +70,22 @@ class Captured:
         "random",
         "rows",
         "schedules",
+        "settings",
         "staging",
+        "undeclared",
         "written",
     )
 
     def __init__(
-        self, bucket: int, graph: Graph, staging: Staging, outputs: Outputs, watch: Watch, outside: list[Any]
+        self,
+        bucket: int,
+        graph: Graph,
+        staging: Staging,
+        outputs: Outputs,
+        watch: Watch,
+        outside: list[Any],
+        settings: Settings,
+        undeclared: str = "",
     ) -> None:
         self.bucket = bucket
         self.rows = staging.rows
@@ -80,6 +99,20 @@ class Captured:
         # The callback holds the life, not the graph: a cycle would keep the pool until the next collection.
         self._refs = follow(outside, self.life.lose)
         self.pointers = Pointers([value for value in outside if isinstance(value, torch.Tensor)])
+        self.settings = settings
+        self.undeclared = undeclared
+        self.checks = 0
+
+    def passes(self) -> bool:
+        """Whether the graph still holds, looking at what is too dear for every call; if not, its life is over."""
+        self.checks += 1
+        if (shape := self.pointers.moved()) is not None:
+            self.life.lose(FallbackReason.WEIGHTS_MOVED, f"a tensor of shape {list(shape)} has other memory")
+        elif self.pointers.in_autograd():
+            self.life.lose(FallbackReason.GRAD)
+        elif name := self.settings.changed():
+            self.life.lose(FallbackReason.STATIC_MOVED, f"{name} is not what it was at the capture")
+        return self.life.live
 
     def shares(self, tensors: tuple[torch.Tensor, ...]) -> bool:
         """Whether an input that the forward writes lies in the memory of another one: a graph copies them apart."""
@@ -90,7 +123,9 @@ class Captured:
 
     def drop(self) -> None:
         """Give up the graph and its memory."""
-        self.life.live = False
+        if self.life.live:
+            # Not for a fault of its own: a call that meets it now is one on the way to the next capture.
+            self.life.lose(FallbackReason.WARMUP)
         self.graph.reset()
 
 
@@ -98,11 +133,23 @@ class Route:
     """A cached decision for one size, with the guards under which it holds.
 
     ``guard`` compares what the tensors are, ``strays`` (None where nothing else can differ) says whether something
-    else does: see :func:`strays`. ``grad`` is the grad mode, None where it does not matter. ``sampled`` serves the
-    calls that ``schedule`` picks, counted down in ``tick``.
+    else does: see :func:`strays`. ``grad`` is the grad mode, None where it does not matter; ``modes`` is the number of
+    function modes. ``sampled`` serves the calls that ``schedule`` picks, counted down in ``tick``.
     """
 
-    __slots__ = ("cell", "decision", "grad", "guard", "sampled", "schedule", "serve", "strays", "tick", "training")
+    __slots__ = (
+        "cell",
+        "decision",
+        "grad",
+        "guard",
+        "modes",
+        "sampled",
+        "schedule",
+        "serve",
+        "strays",
+        "tick",
+        "training",
+    )
 
     def __init__(
         self,
@@ -110,6 +157,7 @@ class Route:
         cell: Cell,
         guard: Guard,
         grad: bool | None,
+        modes: int,
         training: bool,
         strays: Callable[[tuple[torch.Tensor, ...]], bool] | None,
         serve: Serve,
@@ -123,6 +171,7 @@ class Route:
         self.cell = cell
         self.guard = guard
         self.grad = grad
+        self.modes = modes
         self.training = training
         self.strays = strays
         self.serve = serve
@@ -223,16 +272,17 @@ class GraphWork:
         views = captured.staging.views(rows)
         inputs = captured.staging.inputs
         self.back = [(i, view) for i, view in zip(inputs, views, strict=True) if i.index in captured.written]
-        self.write_back = self._write if self.back else None
+        self.write_back = partial(_write_back, self.back) if self.back else None
 
-    def _write(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        """Give the caller's tensors what the forward wrote into its inputs, as eager does."""
-        for item, view in self.back:
-            target = tensors[item.index]
-            if item.narrow is not None:
-                view = view.narrow(item.narrow[0], 0, target.shape[item.narrow[0]])
-            if target is not view:
-                target.copy_(view)
+
+def _write_back(back: list[tuple[Input, torch.Tensor]], tensors: tuple[torch.Tensor, ...]) -> None:
+    """Give the caller's tensors what the forward wrote into its inputs, as eager does."""
+    for item, view in back:
+        target = tensors[item.index]
+        if item.narrow is not None:
+            view = view.narrow(item.narrow[0], 0, target.shape[item.narrow[0]])
+        if target is not view:
+            target.copy_(view)
 
 
 def strays(
@@ -240,16 +290,21 @@ def strays(
     limits: list[tuple[int, int, int, int]],
     captured: Captured | None,
     modes: tuple[Any, ...] | None,
+    twins: list[tuple[int, int, bool]] | None = None,
 ) -> Callable[[tuple[torch.Tensor, ...]], bool] | None:
     """A check of what a guard does not see: True where a call is not the route's. None: there is nothing to check.
 
     Addresses of static tensors (tensor index, address), widths of narrow ones (tensor index, dimension, least, most),
-    memory shared with an input that the forward writes, and the modes where autocast was on.
+    memory shared with an input that the forward writes, the modes where autocast was on, and which of the tensors that
+    are alike are one object (tensor index, tensor index, whether).
     """
-    if not statics and not limits and not (captured and captured.written) and modes is None:
-        return None
+    written = captured is not None and bool(captured.written)
+    if not statics and not limits and not written and modes is None:
+        return _strangers(twins) if twins else None
 
     def check(tensors: tuple[torch.Tensor, ...]) -> bool:
+        if twins and any((tensors[i] is tensors[j]) is not one for i, j, one in twins):
+            return True
         for index, address in statics:
             if tensors[index].data_ptr() != address:
                 return True
@@ -260,13 +315,32 @@ def strays(
     return check
 
 
+def _strangers(twins: list[tuple[int, int, bool]]) -> Callable[[tuple[torch.Tensor, ...]], bool]:
+    """:func:`strays` where nothing but the identity of tensors can differ."""
+
+    def check(tensors: tuple[torch.Tensor, ...]) -> bool:
+        for i, j, one in twins:  # noqa: SIM110 - a loop costs half of what a generator does
+            if (tensors[i] is tensors[j]) is not one:
+                return True
+        return False
+
+    return check
+
+
+def twins(tensors: tuple[torch.Tensor, ...]) -> list[tuple[int, int, bool]]:
+    """The pairs of tensors that could be one object, and whether they are: a forward may ask (``query is key``)."""
+    kinds = [(t.dtype, t.shape, t.stride()) for t in tensors]
+    pairs = [(i, j) for j in range(len(tensors)) for i in range(j) if kinds[i] == kinds[j]]
+    return [(i, j, tensors[i] is tensors[j]) for i, j in pairs]
+
+
 def graph_route(work: GraphWork, turn: Turn) -> Serve:
     """The serve function of a graph route."""
     life, graph, bucket = work.captured.life, work.captured.graph, work.captured.bucket
     ready, (stream_of, device, quick) = work.backend.ready, work.backend.stream_check
     first, copy, buffer, more = work.copier.split()
     make, prepare, back = work.make, work.prepare, work.write_back
-    fixed = work.fixed
+    fixed, beat = work.fixed, work.captured.pointers.beat()
     thread = threading.get_ident
 
     def serve(
@@ -279,16 +353,30 @@ def graph_route(work: GraphWork, turn: Turn) -> Serve:
         try:
             if not life.live or turn.owner != me:
                 return MISS
+            if beat is not None:
+                # One address per call: a model that moves as a whole is seen before it gives a wrong answer.
+                known, address = beat()
+                tensor = known()
+                if tensor is None or tensor.data_ptr() != address:
+                    life.lose(FallbackReason.WEIGHTS_MOVED, "its storage was replaced")
+                    return MISS
+                # What follows may replace it, and must then find it let go.
+                tensor = None
             if stream_of is not None and stream_of(device) != quick[0] and not ready():
                 return MISS
             if prepare is not None:
                 prepare(bucket, *args, **kwargs)
+                if life.over():
+                    # It has replaced what the graph reads, or dropped the graph.
+                    return MISS
             if first is not None:
                 source = tensors[first]
                 if source is not buffer:
                     copy(source)
             if more is not None:
                 more(tensors)
+                if life.over():
+                    return MISS
             graph.replay()
             if back is not None:
                 back(tensors)

@@ -6,11 +6,13 @@ Holds nothing that leads back to the routes that call it, so that graphs go with
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from graphprobe.backends.base import Backend
 from graphprobe.dispatch import Decision
+from graphprobe.errors import internal_error
 from graphprobe.ledger import Forward, ignored
 from graphprobe.options import Options
 from graphprobe.reasons import FallbackReason
@@ -28,17 +30,23 @@ class Sampler:
         self.entry = entry
         self._verifier = verifier
         self._timer: Timer | None = None
+        self._backend: Backend | None = None
         self._thread = 0
         self._eager: dict[tuple[str, int], Schedule] = {}
 
     def use(self, backend: Backend) -> None:
         """Time on this backend's device from now on."""
         self._timer = backend.timer() if self.options.timing else None
+        self._backend = backend
 
-    def graph_schedule(self, captured: Captured, rows: int, writes: str) -> Schedule:
+    def forked(self) -> None:
+        """In a forked child: leave the parent's events alone."""
+        self._timer = self._backend = None
+
+    def graph_schedule(self, captured: Captured, rows: int) -> Schedule:
         """The schedule of one graph at one size; it outlives the routes that use it."""
         if rows not in captured.schedules:
-            verify = self._verifier.period(captured, writes)
+            verify = self._verifier.period(captured)
             captured.schedules[rows] = Schedule(time=self.options.timing, check=CHECK, verify=verify)
         return captured.schedules[rows]
 
@@ -57,28 +65,24 @@ class Sampler:
     def _serve(
         self, sink: Any, phase: str, work: GraphWork | None, names: list[str], serve: Serve, call: tuple[Any, ...]
     ) -> Any:
+        if "check" in names and (work is None or not work.captured.passes()):
+            return MISS
         if ignored():
             return serve(*call)
-        if "check" in names:
-            if work is None:
-                return MISS
-            if work.captured.pointers.moved() is not None:
-                work.captured.life.lose(FallbackReason.WEIGHTS_MOVED)
-                return MISS
-            if work.captured.pointers.in_autograd():
-                work.captured.life.lose(FallbackReason.GRAD)
-                return MISS
+        if "time" in names and self._timer is not None and not self._in_capture():
+            self._thread = threading.get_ident()
+            serve = partial(self._timed, self._timer, serve, sink)
         if work is not None and "verify" in names:
             return self._verifier.compare(work, serve, call, phase)
-        if "time" not in names or self._timer is None:
-            return serve(*call)
-        self._thread = threading.get_ident()
-        return self._timed(self._timer, serve, call, sink)
+        return serve(*call)
 
-    def _timed(self, timer: Timer, serve: Serve, call: tuple[Any, ...], sink: Any) -> Any:
+    def _in_capture(self) -> bool:
+        """Whether this thread is inside a capture, where no event may be looked at."""
+        return self._backend is not None and self._backend.capturing()
+
+    def _timed(self, timer: Timer, serve: Serve, sink: Any, *call: Any) -> Any:
         """Serve between the two events of a sample. A call that raised or missed leaves no sample."""
-        timer.harvest()
-        token = timer.start()
+        token = _guarded(self._started, timer)
         if token is None:
             self.entry.dropped[0] += 1
             return serve(*call)
@@ -89,10 +93,23 @@ class Sampler:
             if unserved(result):
                 timer.cancel(token)
             else:
-                timer.stop(token, sink)
+                _guarded(timer.stop, token, sink)
         return result
+
+    def _started(self, timer: Timer) -> Any:
+        timer.harvest()
+        return timer.start()
 
     def harvest(self) -> None:
         """Read the samples that are done, on the thread that serves; elsewhere they wait for its next sample."""
-        if self._timer is not None and self._thread == threading.get_ident():
-            self._timer.harvest()
+        if self._timer is not None and self._thread == threading.get_ident() and not self._in_capture():
+            _guarded(self._timer.harvest)
+
+
+def _guarded(step: Callable[..., Any], *args: Any) -> Any:
+    """A step of the timer's, which must not fail the caller's forward."""
+    try:
+        return step(*args)
+    except Exception as error:
+        internal_error("timing", error)
+        return None

@@ -11,12 +11,16 @@ import copy
 import dataclasses
 import enum
 import inspect
+import keyword
+import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch.autograd import forward_ad
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
 """Exact types that can be staged; a subclass (DTensor, FakeTensor, quantised) may hide what it does."""
@@ -57,7 +61,8 @@ class Node:
     def key(self) -> tuple[Any, ...]:
         """Hashable; equal for two values that give the same graph, tensors apart."""
         inner = tuple(child.key for child in self.children)
-        return (self.kind, self.type, _canonical(self.value) if self.kind == "const" else self.value, self.names, inner)
+        value = canonical(self.value) if self.kind == "const" else self.value
+        return (self.kind, self.type, value, told_apart(self.names) if self.kind == "map" else self.names, inner)
 
     def leaves(self, *kinds: str) -> Iterator[Node]:
         """The leaves of these kinds, in order."""
@@ -198,9 +203,9 @@ def parts(value: Any, depth: int = DEPTH) -> Iterator[Any]:
 def identity(value: Any, depth: int = DEPTH) -> Any:
     """Equal while ``value`` consists of the very same objects; a fresh list of them is equal to the old one."""
     if constant(value):
-        return (type(value), _canonical(value))
+        return (type(value), canonical(value))
     if isinstance(value, dict) and depth:
-        return (type(value), tuple(value), tuple(identity(v, depth - 1) for v in value.values()))
+        return (type(value), told_apart(value), tuple(identity(v, depth - 1) for v in value.values()))
     if isinstance(value, (list, tuple)) and depth:
         return (type(value), tuple(identity(v, depth - 1) for v in value))
     return id(value)
@@ -209,7 +214,7 @@ def identity(value: Any, depth: int = DEPTH) -> Any:
 def fingerprint(value: Any, depth: int = 5) -> Any:
     """What an object consists of, some levels deep: equal as long as nobody changes it on the host."""
     if constant(value):
-        return _canonical(value)
+        return canonical(value)
     if isinstance(value, torch.Tensor) or depth == 0:
         return id(value)
     if isinstance(value, dict):
@@ -220,15 +225,24 @@ def fingerprint(value: Any, depth: int = 5) -> Any:
 
 
 def _plain(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+    # Attributes of one's own would be missing in the static input; torch's tools mark tensors, too.
+    hung = tensor.__dict__ if type(tensor) is torch.Tensor and not torch.compiler.is_compiling() else {}
+    own = [name for name in hung if not name.startswith("_")]
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested and not own
 
 
-def _canonical(value: Any) -> Any:
+def told_apart(keys: Iterable[Any]) -> tuple[Any, ...]:
+    """The keys of a dict, those apart that Python takes for equal: 1, 1.0 and True."""
+    return tuple(key if isinstance(key, str) else (type(key), canonical(key)) for key in keys)
+
+
+def canonical(value: Any) -> Any:
+    """A constant as something that is equal where a kernel would see the same."""
     # 1, 1.0 and True are equal in Python and different to a kernel; NaN differs from itself and is one constant.
     if isinstance(value, float):
         return "nan" if value != value else value.hex()
     if isinstance(value, slice):
-        return ("slice", *((type(part), _canonical(part)) for part in (value.start, value.stop, value.step)))
+        return ("slice", *((type(part), canonical(part)) for part in (value.start, value.stop, value.step)))
     return repr(value) if isinstance(value, (complex, torch.memory_format)) else value
 
 
@@ -307,7 +321,8 @@ def compile_picker(
         elif node.kind not in ("const", "opaque"):
             code.visit(node, code.bind(value))
     if context is not None:
-        code.lines.append(f"ctx = {code.bind(context[1])}()")
+        # Before the try: what it raises is the caller's.
+        code.asked.append(f"ctx = {code.bind(context[1])}()")
         code.visit(context[0], "ctx")
     return None if code.trivial else code.compile()
 
@@ -316,6 +331,7 @@ class _Picker:
     """Writes the source of one picker."""
 
     def __init__(self) -> None:
+        self.asked: list[str] = []
         self.lines: list[str] = []
         self.names: dict[str, Any] = {}
         self.results: list[str] = []
@@ -347,11 +363,18 @@ class _Picker:
             opened = f"{self.bind(_children)}({variable}, {variable}.__class__, False)"
             names = f"tuple({variable})" if node.type is dict else opened
             self.require(f"{names} == {self.bind(node.names if node.type is dict else ('map', node.names))}")
+            if not all(isinstance(name, str) for name in node.names):
+                self.require(f"{self.bind(told_apart)}({variable}) == {self.bind(told_apart(node.names))}")
         elif node.kind == "fields":
             self.require(f"{self.bind(_attributes)}({variable}, {variable}.__class__) == {self.bind(node.names)}")
         for name, child in node.branches:
             key = name if isinstance(name, int) else self.bind(name)
-            self.visit(child, f"{variable}.{name}" if node.kind == "fields" else f"{variable}[{key}]")
+            if node.kind != "fields":
+                self.visit(child, f"{variable}[{key}]")
+            elif name.isidentifier() and not keyword.iskeyword(name):
+                self.visit(child, f"{variable}.{name}")
+            else:
+                self.visit(child, f"getattr({variable}, {key})")
 
     def _constant(self, variable: str, value: Any) -> None:
         if value is None or isinstance(value, (bool, enum.Enum, torch.dtype)):
@@ -360,18 +383,19 @@ class _Picker:
             test = f"{variable} != {variable}" if value != value else f"{variable}.hex() == {value.hex()!r}"
             self.require(f"{variable}.__class__ is {self.bind(type(value))} and {test}")
         elif isinstance(value, (complex, slice)):
-            same = f"{self.bind(_canonical)}({variable}) == {self.bind(_canonical(value))}"
+            same = f"{self.bind(canonical)}({variable}) == {self.bind(canonical(value))}"
             self.require(f"{variable}.__class__ is {self.bind(type(value))} and {same}")
         else:
             self.require(f"{variable}.__class__ is {self.bind(type(value))} and {variable} == {self.bind(value)}")
 
     @property
     def trivial(self) -> bool:
-        return not self.lines and self.results == [f"args[{i}]" for i in range(len(self.results))]
+        return not (self.lines or self.asked) and self.results == [f"args[{i}]" for i in range(len(self.results))]
 
     def compile(self) -> Picker:
         last = f"return ({''.join(f'{r}, ' for r in self.results)})"
-        source = "def pick(args, kwargs):\n try:\n" + "".join(f"  {line}\n" for line in [*self.lines, last])
+        asked = "".join(f" {line}\n" for line in self.asked)
+        source = f"def pick(args, kwargs):\n{asked} try:\n" + "".join(f"  {line}\n" for line in [*self.lines, last])
         source += " except (KeyError, IndexError, AttributeError, TypeError): return None\n"
         namespace: dict[str, Any] = dict(self.names)
         exec(compile(source, "<graphprobe picker>", "exec"), namespace)  # noqa: S102 - the source is made above
@@ -383,7 +407,7 @@ def order(tensor: torch.Tensor) -> tuple[int, ...] | None:
     """The dimensions from outermost to innermost in memory, None where contiguous or not dense.
 
     A dense layout (channels last, a transpose) is kept in the static input, since kernels and output strides
-    follow it; a view with holes is copied into a contiguous one.
+    follow it; for a view with holes see :func:`holes`.
     """
     if tensor.is_contiguous():
         return None
@@ -392,10 +416,32 @@ def order(tensor: torch.Tensor) -> tuple[int, ...] | None:
     return dims if tensor.permute(dims).is_contiguous() else None
 
 
+SPREAD = 4
+"""Times its own size that a view with holes may span to be staged with its holes."""
+
+
+def holes(tensor: torch.Tensor, shape: Sequence[int] | None = None) -> tuple[int, ...] | None:
+    """The strides of a view with holes (``x[:, ::2]``) that a static input can have too, None for any other layout.
+
+    ``shape`` is that of the static input. None also where elements would share memory (an expanded tensor) or the
+    holes are much larger than the view (one row of a large cache): those are staged densely.
+    """
+    if tensor.is_contiguous() or order(tensor) is not None:
+        return None
+    strides, sizes = tensor.stride(), tensor.shape if shape is None else shape
+    span = 1
+    for stride, size in sorted(zip(strides, sizes, strict=True)):
+        if size > 1 and stride < span:
+            return None
+        span += (size - 1) * stride
+    return strides if span <= SPREAD * max(1, math.prod(sizes)) else None
+
+
 def meta(tensor: torch.Tensor, free: frozenset[int] = frozenset()) -> tuple[Any, ...]:
     """What a graph is bound to in one tensor: type, dtype, device, layout and shape; ``free`` dims are left open."""
     shape = tuple(-1 if d in free else n for d, n in enumerate(tensor.shape))
-    return (type(tensor), tensor.dtype, tensor.device, tensor.requires_grad, shape, order(tensor))
+    layout = order(tensor) or holes(tensor)
+    return (type(tensor), tensor.dtype, tensor.device, tensor.requires_grad, shape, layout)
 
 
 Guard = Callable[..., bool]
@@ -452,4 +498,14 @@ def dispatch_modes() -> tuple[Any, ...]:
 def traced() -> bool:
     """Whether an outer tool watches this thread's operators: a replay would hide them from it."""
     transformed = torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
-    return transformed or torch._C._len_torch_dispatch_stack() > 0 or torch.compiler.is_compiling()
+    watched = torch._C._len_torch_dispatch_stack() > 0 or _reinterpreted()
+    return transformed or watched or torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
+function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+"""How many modes of torch functions are active in this thread."""
+
+
+def _reinterpreted() -> bool:
+    """Whether a mode may give torch's functions another meaning; one that sets the default device does not."""
+    return any(type(mode) is not DeviceContext for mode in _get_current_function_mode_stack())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,9 +23,10 @@ class Signature:
     """The graphs of one kind of call, and what stands in the way of others.
 
     ``widths`` are the captured sizes of the narrow inputs. ``served`` counts eager calls per bucket, ``failed`` has the
-    outcome and the cause of the last failed capture, ``lost`` the buckets that are given up, ``writes`` names operators
-    that wrote to a tensor outside, ``narrows`` says whether narrower inputs gave outputs of the same shape, ``changes``
-    counts the eager calls in a row that changed an object passed by reference.
+    outcome and the cause of the last failed capture, ``lost`` the buckets that are given up. ``writes`` names operators
+    that wrote to a tensor outside, ``fills`` an argument that is written and does not follow the batch (a cache).
+    ``narrows`` says whether narrower inputs gave outputs of the same shape. ``changes`` counts the eager calls in a row
+    that left Python state changed, ``changed`` says what.
     """
 
     key: tuple[Any, ...]
@@ -39,8 +41,10 @@ class Signature:
     lost: dict[int, FallbackReason] = field(default_factory=dict)
     shapes: Shapes = field(default_factory=Shapes)
     writes: str = ""
+    fills: str = ""
     narrows: bool | None = None
     changes: int = 0
+    changed: str = ""
     in_autograd: bool = False
 
     @property
@@ -55,6 +59,7 @@ class Signatures:
     def __init__(self, max_graphs: int) -> None:
         self.max_graphs = max_graphs
         self.evicted = 0
+        self._strangers: collections.deque[int] = collections.deque(maxlen=WAITING * max_graphs)
         self._families: dict[Any, list[Signature]] = {}
 
     def __iter__(self) -> Iterator[Signature]:
@@ -70,9 +75,10 @@ class Signatures:
         """Whether no further graph may be made."""
         return self.graphs >= self.max_graphs
 
-    def captured(self, bucket: int) -> bool:
-        """Whether some signature has a graph of ``bucket``."""
-        return any(bucket in signature.graphs for signature in self)
+    @property
+    def buckets(self) -> frozenset[int]:
+        """The buckets of which some signature has a graph."""
+        return frozenset(bucket for signature in self for bucket in signature.graphs)
 
     def find(self, call: Call, bury: Callable[[Signature], None]) -> Signature | None:
         """The signature of a call; those whose objects are gone are handed to ``bury`` and forgotten."""
@@ -100,6 +106,13 @@ class Signatures:
         self.add(call).served[call.size] = 0
         return True
 
+    def familiar(self, call: Call) -> bool:
+        """Whether a call of this kind was turned away before: it comes again, so a graph of it would be used."""
+        kind = hash(_key(call)[0])
+        known = kind in self._strangers
+        self._strangers.append(kind)
+        return known
+
     def difference(self, call: Call) -> str:
         """How a call differs from the nearest one that has graphs."""
         nodes, metas, modes = _key(call)[0]
@@ -107,18 +120,34 @@ class Signatures:
         for have_nodes, have_metas, have_modes in (s.key for s in self if s.graphs):
             if have_nodes != nodes:
                 continue
+            if have_metas[-1] != metas[-1]:
+                texts.append((1, "which of the arguments are the same tensor differs"))
+                continue
+            if have_metas == metas and have_modes == modes:
+                texts.append((1, self._wider(call)))
+                continue
             if have_metas == metas:
                 names = ("grad", "inference mode", "autocast")
                 changed = [n for n, a, b in zip(names, have_modes, modes, strict=True) if a != b]
                 texts.append((2, f"captured in another mode ({', '.join(changed)} differs): warm up as you serve"))
                 continue
             leaf, old, new = next(
-                (leaf, a, b) for leaf, a, b in zip(call.leaves, have_metas, metas, strict=True) if a != b
+                (leaf, a, b) for leaf, a, b in zip(call.leaves, have_metas, metas, strict=False) if a != b
             )
             have, want = _shown(new), _shown(old)
             other = f"{have}, captured {want}" if have != want else "another tensor than the captured one"
             texts.append((1, f"`{leaf.path}` is {other}"))
         return max(texts)[1]
+
+    def _wider(self, call: Call) -> str:
+        """Which narrow input is wider than any that was captured."""
+        key, widths = _key(call)
+        most = [max(column) for column in zip(*(s.widths for s in self._families.get(key, ())), strict=True)]
+        narrow = [item for item in call.inputs if item.narrow is not None]
+        for item, have, want in zip(narrow, most, widths, strict=False):
+            if want > have:
+                return f"`{item.path}` is {want} wide along dimension {(item.narrow or (0,))[0]}, captured {have}"
+        return "the narrow inputs are wider together than those of any graph"
 
     def add(self, call: Call) -> Signature:
         """A new signature for a call."""
@@ -153,13 +182,13 @@ RESTLESS = 3
 def _loose(key: tuple[Any, ...]) -> tuple[Any, ...]:
     """A key without the identities of what is passed by reference."""
     nodes, metas, modes = key
-    kinds = tuple(("held",) if node[0] == "held" else node for node in nodes)
-    return kinds, tuple(m[0] if isinstance(m[0], tuple) else m for m in metas), modes
+    kinds = tuple((path, ("held",) if node[0] == "held" else node) for path, node in nodes)
+    return kinds, tuple(m[:2] if m[:1] == ("static",) else m for m in metas), modes
 
 
 def _shown(entry: tuple[Any, ...]) -> str:
     """The shape and dtype of one tensor of a key; -1 is the batch."""
-    meta = entry[0] if isinstance(entry[0], tuple) else entry[1]
+    meta = entry[1] if entry[0] == "static" else entry[3]
     return f"{meta[1]} {list(meta[4])} on {meta[2]}"
 
 
@@ -170,11 +199,19 @@ def _key(call: Call) -> tuple[tuple[Any, ...], tuple[int, ...]]:
     for index, tensor in enumerate(call.tensors):
         item = staged.get(index)
         if item is None:
-            metas.append((meta(tensor), tensor.data_ptr(), tensor.stride()))
+            metas.append(("static", meta(tensor), tensor.data_ptr(), tensor.stride()))
             continue
         free = {item.dim} if item.dim is not None else set()
         if item.narrow is not None:
             free.add(item.narrow[0])
             widths.append(tensor.shape[item.narrow[0]])
-        metas.append((item.dim, meta(tensor, frozenset(free))))
-    return (tuple(node.key for node in call.nodes), tuple(metas), dispatch_modes()), tuple(widths)
+        metas.append(("staged", item.dim, item.per, meta(tensor, frozenset(free))))
+    # With its name: open keywords of another name are another call.
+    nodes = tuple((node.path, node.key) for node in call.nodes)
+    return (nodes, (*metas, _repeats(call)), dispatch_modes()), tuple(widths)
+
+
+def _repeats(call: Call) -> tuple[int, ...]:
+    """Which tensors of a call are one object, as the place of the first of each; empty where none is."""
+    places = [id(t) for t in call.tensors]
+    return tuple(map(places.index, places)) if len(set(places)) < len(places) else ()

@@ -65,6 +65,7 @@ class ForwardSnapshot:
     source: str = "capture"
     role: str = ""
     backend: str = ""
+    phases: tuple[str, ...] = ("decode",)
     rows: tuple[Row, ...] = ()
     times: Mapping[TimeKey, Times] = field(default_factory=dict)
     captures: Mapping[int, int] = field(default_factory=dict)
@@ -229,6 +230,7 @@ def _forward_from(name: str, data: dict[str, Any]) -> ForwardSnapshot:
     known = {f.name for f in fields(ForwardSnapshot)} - {"name"}
     given = {key: value for key, value in data.items() if key in known}
     given["buckets"] = tuple(given.get("buckets", ()))
+    given["phases"] = tuple(given.get("phases", ("decode",)))
     given["rows"] = tuple(_row_from(row) for row in given.get("rows", ()))
     given["times"] = {
         (t["phase"], t["path"], t["mode"], t["bucket"]): Times(t["count"], t["sum"], tuple(t["bounds"]))

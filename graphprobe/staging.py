@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from graphprobe.signature import order
+from graphprobe.errors import CaptureError
+from graphprobe.signature import holes, order
 
 Fill = Any
 """A number, ``"zeros"``, ``"repeat"`` (the last row again), or a callable ``(pad_rows, source) -> None``."""
@@ -26,8 +27,8 @@ Work = Callable[[Sequence[torch.Tensor]], None]
 class Input:
     """One staged tensor of a signature. ``index`` is its place in the tensors of a call.
 
-    ``dim`` is the batch dimension, None where the tensor does not follow the batch; ``narrow`` is the dimension
-    that may be smaller than captured, with the number that fills the rest.
+    ``dim`` is the batch dimension, None where the tensor does not follow the batch, with an element for ``per`` rows;
+    ``narrow`` is the dimension that may be smaller than captured, with the number that fills the rest.
     """
 
     path: str
@@ -35,6 +36,12 @@ class Input:
     dim: int | None
     fill: Fill = None
     narrow: tuple[int, float] | None = None
+    per: int = 1
+
+    def part(self, memory: torch.Tensor, first: int, rows: int) -> torch.Tensor:
+        """What ``rows`` rows from row ``first`` on have in the memory of this input."""
+        assert self.dim is not None
+        return memory.narrow(self.dim, first // self.per, rows // self.per)
 
     def buffer(self, tensor: torch.Tensor, rows: int) -> torch.Tensor:
         """Memory for this input at ``rows`` rows, laid out like ``tensor``.
@@ -43,12 +50,14 @@ class Input:
         """
         shape = list(tensor.shape)
         if self.dim is not None:
-            shape[self.dim] = rows
-        dims = order(tensor) or tuple(range(len(shape)))
-        inverse = [dims.index(d) for d in range(len(shape))]
+            shape[self.dim] = rows // self.per
+        strides = holes(tensor, shape)
         with torch.inference_mode(False), torch.no_grad():
+            if strides is not None:
+                return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device).zero_()
+            dims = order(tensor) or tuple(range(len(shape)))
             memory = torch.zeros([shape[d] for d in dims], dtype=tensor.dtype, device=tensor.device)
-            return memory.permute(inverse)
+            return memory.permute([dims.index(d) for d in range(len(shape))])
 
 
 class Staging:
@@ -57,7 +66,18 @@ class Staging:
     def __init__(self, inputs: tuple[Input, ...], tensors: Sequence[torch.Tensor], rows: int) -> None:
         self.inputs = inputs
         self.rows = rows
-        self.buffers = [item.buffer(tensors[item.index], rows) for item in inputs]
+        self.buffers: list[torch.Tensor] = []
+        self.own: list[int] = []
+        """The places of the inputs that have a buffer of their own: one tensor passed twice is one buffer."""
+        found: dict[int, int] = {}
+        for place, item in enumerate(inputs):
+            first = found.setdefault(id(tensors[item.index]), place)
+            if first == place:
+                self.own.append(place)
+            elif (item.dim, item.fill, item.narrow) != (inputs[first].dim, inputs[first].fill, inputs[first].narrow):
+                what = f"`{inputs[first].path}` and `{item.path}`"
+                raise CaptureError(f"{what} are the same tensor with different rules")
+            self.buffers.append(item.buffer(tensors[item.index], rows) if first == place else self.buffers[first])
         self.drifting = False
         self._padded_from = rows
 
@@ -68,7 +88,7 @@ class Staging:
     def views(self, rows: int) -> list[torch.Tensor]:
         """The part of each buffer that the caller's rows fill, ``[rows, ...]`` along each batch dimension."""
         return [
-            buffer if item.dim is None or rows == self.rows else buffer.narrow(item.dim, 0, rows)
+            buffer if item.dim is None or rows == self.rows else item.part(buffer, 0, rows)
             for item, buffer in zip(self.inputs, self.buffers, strict=True)
         ]
 
@@ -90,11 +110,12 @@ class Copier:
 
     def __init__(self, staging: Staging, rows: int) -> None:
         views = staging.views(rows)
-        plain = [(i.index, v) for i, v in zip(staging.inputs, views, strict=True) if i.narrow is None]
+        own = [(staging.inputs[place], views[place]) for place in staging.own]
+        plain = [(item.index, view) for item, view in own if item.narrow is None]
         kinds = _by_dtype(plain)
         self.ones = tuple(members[0] for members in kinds if len(members) == 1)
         self.groups = tuple(([v for _, v in m], itemgetter(*(i for i, _ in m))) for m in kinds if len(m) > 1)
-        works = [_narrowed(i, v) for i, v in zip(staging.inputs, views, strict=True) if i.narrow is not None]
+        works = [_narrowed(item, view) for item, view in own if item.narrow is not None]
         works += _padding(staging, rows)
         self.extra = _all(works)
 
@@ -144,12 +165,12 @@ def _narrowed(item: Input, view: torch.Tensor) -> Work:
 def _padding(staging: Staging, rows: int) -> list[Work]:
     constant: list[tuple[torch.Tensor, Fill, int]] = []
     works: list[Work] = []
-    for item, buffer in zip(staging.inputs, staging.buffers, strict=True):
+    for item, buffer in ((staging.inputs[place], staging.buffers[place]) for place in staging.own):
         if item.dim is None or item.fill is None:
             continue
-        tail = buffer.narrow(item.dim, rows, staging.rows - rows)
+        tail = item.part(buffer, rows, staging.rows - rows)
         if item.fill == "repeat" or callable(item.fill):
-            works += [] if rows == staging.rows else [_copied(item, tail, buffer.narrow(item.dim, rows - 1, 1))]
+            works += [] if rows == staging.rows else [_copied(item, tail, item.part(buffer, rows - item.per, item.per))]
         else:
             constant.append((tail, 0 if item.fill == "zeros" else item.fill, item.index))
     if constant:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from graphprobe.ledger import FREE_THREADED
 
@@ -15,6 +15,9 @@ MISS: Any = object()
 
 WAIT: Any = object()
 """Returned by a graph route where the turn is another thread's: see :meth:`Turn.serve`."""
+
+
+Result = TypeVar("Result")
 
 
 def unserved(result: Any) -> bool:
@@ -31,7 +34,7 @@ class Turn:
     the other. Setting a field cannot be separated from the ``try`` behind it by a signal's exception; a call can be.
     """
 
-    __slots__ = ("closed", "inside", "lock", "owner", "shared")
+    __slots__ = ("__weakref__", "closed", "inside", "lock", "owner", "shared")
 
     def __init__(self) -> None:
         self.renew()
@@ -42,7 +45,8 @@ class Turn:
         self.shared = FREE_THREADED
         self.inside = 0
         self.closed = False
-        self.lock = threading.Lock()
+        # The forward or a callback of the caller's may reset its own wrapper while it has the turn.
+        self.lock = threading.RLock()
 
     def claim(self) -> None:
         """The first thread that serves owns the turn."""
@@ -65,20 +69,38 @@ class Turn:
             finally:
                 self.owner = 0
 
+    def whole(self, serve: Callable[..., Any], call: tuple[Any, ...]) -> Any:
+        """Serve what replays and does more, with other threads waiting until all of it is done."""
+        if self.closed:
+            return MISS
+        with self.lock:
+            result = serve(*call)
+            return self.serve(serve, call) if result is WAIT else result
+
     def _until_left(self) -> None:
         while self.inside not in (0, threading.get_ident()):
             time.sleep(PAUSE)
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """A block in which nobody replays; other threads' calls do not wait for it, they run eagerly."""
+    def alone(self, step: Callable[..., Result], *args: Any) -> Result:
+        """The result of ``step``, while nobody replays; other threads' calls do not wait for it, they run eagerly."""
         with self.lock:
-            owner, self.owner, self.closed = self.owner, 0, True
-            self._until_left()
+            owner, closed = self.owner, self.closed
+            mine = owner == threading.get_ident()
             try:
-                yield
+                self.owner, self.closed = 0, True
+                self._until_left()
+                return step(*args)
             finally:
-                self.owner, self.closed = 0 if self.shared else owner, False
+                # No call here: a signal's exception could come in between.
+                self.owner, self.closed = owner if mine or not self.shared else 0, closed
+
+
+_TURNS: weakref.WeakValueDictionary[Any, Turn] = weakref.WeakValueDictionary()
+
+
+def turn_of(pool: Any) -> Turn:
+    """The turn of a wrapper: its own, or that of all wrappers with one ``pool``, whose graphs share memory."""
+    return Turn() if pool is None else _TURNS.setdefault(pool, Turn())
 
 
 PAUSE = 50e-6

@@ -82,12 +82,14 @@ def _inputs(make_inputs: MakeInputs, bucket: int) -> tuple[tuple[Any, ...], dict
 @contextlib.contextmanager
 def _state_restored(state: Any) -> Iterator[None]:
     tensors: list[torch.Tensor] = [] if state is None or isinstance(state, str) else list(state)
-    saved = [t.clone() for t in tensors]
+    with torch.no_grad():
+        saved = [t.clone() for t in tensors]
     try:
         yield
     finally:
-        for tensor, before in zip(tensors, saved, strict=True):
-            tensor.copy_(before)
+        with torch.no_grad():
+            for tensor, before in zip(tensors, saved, strict=True):
+                tensor.copy_(before)
 
 
 @contextlib.contextmanager

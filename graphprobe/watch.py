@@ -8,31 +8,27 @@ What this cannot see: kernels that bypass the dispatcher, and two live tensors w
 from __future__ import annotations
 
 import functools
-import sys
-import traceback
+import itertools
 import weakref
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphprobe.errors import CaptureError
-
-TORCH = str(Path(torch.__file__).parent)
-
-SYNCS = ("aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.equal", "aten.is_nonzero")
-"""Operators whose result the host needs: a graph cannot contain them."""
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors among the arguments or results of an operator (lists one level deep, as schemas have them)."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item)
+from graphprobe.operators import (
+    COLLECTIVES,
+    CROSSINGS,
+    caller,
+    composed,
+    draws,
+    in_compiled_code,
+    needs_host,
+    tensors_in,
+    writes_of,
+)
 
 
 def storage(tensor: torch.Tensor) -> int:
@@ -45,17 +41,20 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     # A view of an inference tensor's memory cannot stand in for one of a normal tensor, nor the other way round.
     with torch.inference_mode(tensor.is_inference()), torch.no_grad():
         fresh = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        return fresh.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        fresh.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+    torch._C._set_conj(fresh, tensor.is_conj())
+    torch._C._set_neg(fresh, tensor.is_neg())
+    return fresh
 
 
 class Watch(TorchDispatchMode):
-    """Sees every operator of a capture. ``device`` is the device type that the graph runs on.
+    """Sees every operator of a capture. ``device`` is the one that the graph runs on.
 
     With ``lenient`` it watches an eager run ahead of a capture: what a capture must not contain is noted as
     ``problem`` instead of raised.
     """
 
-    def __init__(self, staged: list[torch.Tensor], device: str, lenient: bool = False) -> None:
+    def __init__(self, staged: list[torch.Tensor], device: torch.device, lenient: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
         self.lenient = lenient
@@ -64,12 +63,16 @@ class Watch(TorchDispatchMode):
         self.random = False
         self.compiled = False
         self.reads: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._lies: dict[int, tuple[int, int]] = {}
         self.written: set[int] = set()
         self.writes_outside: list[str] = []
+        self.landed: list[tuple[str, int]] = []
         self._staged = {storage(t): i for i, t in enumerate(staged)}
         self._made: set[int] = set()
         self._outer: set[int] = set()
         self._views: dict[int, weakref.ref[torch.Tensor]] = {}
+
+    supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -80,9 +83,17 @@ class Watch(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         named = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload):
+            self._look(self._higher, func, args)
+            return func(*args, **named)
+        if composed(func, self.device.type):
+            with self:
+                result = func.decompose(*args, **named)
+            if result is not NotImplemented:
+                return result
         self._look(self._before, func, args, named)
         result = func(*args, **named)
-        self._look(self._after, result)
+        self._look(self._after, func, args, result)
         return result
 
     def _look(self, step: Callable[..., None], *values: Any) -> None:
@@ -94,27 +105,49 @@ class Watch(TorchDispatchMode):
         except Exception as error:
             self._refuse(f"{type(error).__name__}: {error}")
 
+    def _higher(self, func: Any, args: tuple[Any, ...]) -> None:
+        """An operator of operators: attention that is made of Python launches kernels, the others ask the host."""
+        self.operators += 1
+        if not func.name().startswith("flex_attention") or self.device.type == "cpu":
+            self._refuse(f"{func.name()} runs Python of its own, which a graph cannot ({caller()})")
+        for tensor in tensors_in(args):
+            self._read(tensor, func)
+
     def _before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.operators += 1
         if str(func).startswith("aten.lift"):
             # A constant that the forward's own Python makes (torch.tensor): it comes into being here.
             self._made.update(storage(t) for t in tensors_in(args))
-        self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
-        if needs_host(func, args):
+        self.random = self.random or draws(func, args, kwargs)
+        if self.device.type == "cpu" and func.namespace in COLLECTIVES:
+            self._refuse(f"{func} runs on another thread, which a recording cannot repeat ({caller()})")
+        if needs_host(func, args, kwargs, self.device.type):
             self._refuse(f"{func} needs a value on the host, which a graph cannot give ({caller()})")
         for tensor in tensors_in((*args, *kwargs.values())):
             self._read(tensor, func)
         for tensor in writes_of(func, args, kwargs):
             self._write(tensor, func)
 
-    def _after(self, result: Any) -> None:
+    def _after(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
         for tensor in tensors_in(result):
             self._result(tensor)
+        if self.device.type != "cpu":
+            self._check_place(func, args, result)
+
+    def _check_place(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        """Refuse a copy between devices, which would wait or read what is not there yet, and work on a third one."""
+        sources, places = ({str(t.device) for t in tensors_in(each)} for each in (args, result))
+        if (sources and not places <= sources) or (len(sources) > 1 and func.name() in CROSSINGS):
+            path = f"{', '.join(sorted(sources))} to {', '.join(sorted(places))}"
+            self._refuse(f"{func} copies from {path}, which a graph cannot ({caller()})")
+        elif places - {"cpu", str(self.device)}:
+            self._refuse(f"{func} works on {', '.join(sorted(places))}, where nothing is captured ({caller()})")
 
     def _refuse(self, text: str) -> None:
+        # Kept, too: the forward may catch what is raised inside it.
+        self.problem = self.problem or text
         if not self.lenient:
             raise CaptureError(text)
-        self.problem = self.problem or text
 
     def outside(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies in memory that is neither staged nor made inside the capture."""
@@ -129,11 +162,12 @@ class Watch(TorchDispatchMode):
         if not self.outside(tensor) or self.derived(tensor) or self._compilers(tensor):
             return
         self._outer.add(storage(tensor))
-        if tensor.device.type != self.device and self.device != "cpu":
-            text = f"{func} reads a {tensor.device.type} tensor of shape {tuple(tensor.shape)} from outside the forward"
+        if tensor.device != self.device and self.device.type != "cpu":
+            text = f"{func} reads a {tensor.device} tensor of shape {tuple(tensor.shape)} from outside the forward"
             self._refuse(f"{text}; its value would be frozen in the graph: move it to {self.device}")
         if id(tensor) not in self.reads:
             self.reads[id(tensor)] = weakref.ref(tensor)
+            self._lies[id(tensor)] = _place(tensor)
 
     def _compilers(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is a buffer or a view that compiled code made for itself, past the dispatcher."""
@@ -149,6 +183,7 @@ class Watch(TorchDispatchMode):
             self.written.add(index)
         elif self.outside(tensor) and not self._compilers(tensor):
             self.writes_outside.append(str(func))
+            self.landed.append((str(func), storage(tensor)))
 
     def _result(self, tensor: torch.Tensor) -> None:
         key = storage(tensor)
@@ -159,10 +194,13 @@ class Watch(TorchDispatchMode):
 
     def living(self) -> list[torch.Tensor]:
         """The tensors that were read from outside. CaptureError where the forward itself let go of one."""
-        found = [ref() for ref in self.reads.values()]
-        if any(tensor is None for tensor in found):
+        found = {key: ref() for key, ref in self.reads.items()}
+        if any(tensor is None for tensor in found.values()):
             self._refuse("the forward replaces a tensor that it reads; write to it in place instead")
-        return [tensor for tensor in found if tensor is not None]
+        alive = {key: tensor for key, tensor in found.items() if tensor is not None}
+        if any(_place(tensor) != self._lies[key] for key, tensor in alive.items()):
+            self._refuse("the forward frees or moves the memory of a tensor that it reads (sharded weights do)")
+        return list(alive.values())
 
     def derived(self, tensor: torch.Tensor) -> bool:
         """Whether an operator of the capture made this tensor (of outside memory, perhaps)."""
@@ -174,57 +212,66 @@ class Watch(TorchDispatchMode):
         return storage(tensor) in self._outer
 
 
+class HostReads(TorchFunctionMode):
+    """Sees what hands a CPU tensor's content to the host without an operator, as printing it does.
+
+    ``refused`` is the first such place; with ``lenient`` it is noted and not raised.
+    """
+
+    NAMES = ("numpy", "tolist", "__array__", "__dlpack__", "item", "__contains__", "__repr__", "__format__")
+    MAKERS = ("tensor", "as_tensor", "asarray")
+    SHAPERS = ("tensor_split", "pack_padded_sequence")
+
+    def __init__(self, lenient: bool = False) -> None:
+        super().__init__()
+        self.lenient = lenient
+        self.refused = ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        name = getattr(func, "__name__", "")
+        # Numbers are read out of the tensors in a list, sizes out of a tensor of sizes.
+        made = (
+            name in self.MAKERS
+            and args
+            and isinstance(args[0], (list, tuple))
+            and any(True for _ in tensors_in(args[0]))
+        )
+        shaped = name in self.SHAPERS and any(True for _ in tensors_in((*args[1:], *(kwargs or {}).values())))
+        if name in self.NAMES or made or shaped:
+            text = f"{name}() needs a value on the host, which a graph cannot give ({caller()})"
+            self.refused = self.refused or text
+            if not self.lenient:
+                raise CaptureError(text)
+        return func(*args, **(kwargs or {}))
+
+
+def mode_depths() -> tuple[int, int]:
+    """How many modes stand on this thread's two stacks."""
+    return torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
+
+
+def unwind(depths: tuple[int, int]) -> None:
+    """Take off what an exception out of nowhere (a signal's) left there."""
+    while torch._C._len_torch_dispatch_stack() > depths[0]:
+        torch._C._pop_torch_dispatch_stack(None)
+    while torch._C._len_torch_function_stack() > depths[1]:
+        torch._C._pop_torch_function_stack()
+
+
 @functools.cache
 def prime() -> None:
     """Let torch load what its first dispatch mode loads, before a capture would pay for it and be held by it."""
-    with Watch([], "cpu"):
-        torch.zeros(1).add_(1)
+    depths = mode_depths()
+    try:
+        with Watch([], torch.device("cpu")):
+            torch.zeros(1).add_(1)
+    finally:
+        unwind(depths)
 
 
-UNDECLARED = ("aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm")
-"""Operators that write their running mean and variance (arguments 3 and 4) in training, unsaid by their schema."""
-
-
-def writes_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """The tensors that an operator writes."""
-    if str(func).startswith(UNDECLARED) and len(args) > 5 and args[5]:
-        yield from tensors_in(args[3:5])
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            yield from tensors_in(value)
-
-
-def needs_host(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether an operator's result or its shape depends on data, which the host would have to read."""
-    if func.name().split(".")[0].replace("::", ".") in SYNCS:
-        return True
-    if torch.Tag.dynamic_output_shape in func.tags:
-        indices = [t for t in tensors_in(args[1:]) if t.dtype in (torch.bool, torch.uint8)]
-        return not str(func).startswith("aten.index.") or bool(indices)
-    return torch.Tag.data_dependent_output in func.tags
-
-
-def in_compiled_code() -> bool:
-    """Whether the operator at hand is called by code that inductor wrote."""
-    frame = sys._getframe(1)
-    for _ in range(24):
-        file = frame.f_code.co_filename
-        if "torchinductor" in file or (file.startswith(TORCH) and "_inductor" in file):
-            return True
-        if frame.f_back is None:
-            return False
-        frame = frame.f_back
-    return False
-
-
-def caller() -> str:
-    """File and line of the innermost code that is neither torch's nor ours."""
-    ours = str(Path(__file__).parent)
-    for frame in reversed(traceback.extract_stack()):
-        if not frame.filename.startswith((ours, TORCH, "<")):
-            return f"{frame.filename}:{frame.lineno}"
-    return "no line of the forward is known"
+def _place(tensor: torch.Tensor) -> tuple[int, int]:
+    """The address of a tensor and the bytes of its memory."""
+    return tensor.data_ptr(), tensor.untyped_storage().nbytes()
 
 
 def follow(values: list[Any], lost: Callable[[], None]) -> list[Any]:
@@ -247,7 +294,12 @@ class Pointers:
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._known = [(weakref.ref(tensor), tensor.data_ptr()) for tensor in tensors]
+        self._strides = [tensor.stride() for tensor in tensors]
         self._plain = [weakref.ref(tensor) for tensor in tensors if not tensor.requires_grad]
+
+    def beat(self) -> Callable[[], tuple[weakref.ref[torch.Tensor], int]] | None:
+        """The next tensor and its address, round and round; None where there is none."""
+        return itertools.cycle(self._known).__next__ if self._known else None
 
     def in_autograd(self) -> bool:
         """Whether a tensor requires grad now that did not at the capture."""
@@ -256,9 +308,9 @@ class Pointers:
         return any(tensor is not None and tensor.requires_grad for tensor in (ref() for ref in self._plain))
 
     def moved(self) -> tuple[int, ...] | None:
-        """The shape of a tensor whose storage is another one now, or None."""
-        for ref, pointer in self._known:
+        """The shape of a tensor whose storage or layout is another one now, or None."""
+        for (ref, pointer), strides in zip(self._known, self._strides, strict=True):
             tensor = ref()
-            if tensor is not None and tensor.data_ptr() != pointer:
+            if tensor is not None and (tensor.data_ptr() != pointer or tensor.stride() != strides):
                 return tuple(tensor.shape)
         return None

@@ -44,10 +44,13 @@ def promtool() -> str:
 
 @pytest.fixture
 def own_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process's ledger starts empty, as every capture of this test writes to it; torch uses one thread."""
+    """The process's ledger starts empty, as every capture of this test writes to it; torch has one thread."""
     import torch
 
+    from graphprobe import attributes
     from graphprobe.ledger import LEDGER
 
     torch.set_num_threads(1)
     monkeypatch.setattr(LEDGER, "forwards", {})
+    # Modules are looked at whenever their turn comes, however fast the test serves.
+    monkeypatch.setattr(attributes, "PAUSE", 0.0)

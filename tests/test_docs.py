@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from graphprobe.cli import app
 from graphprobe.metrics import CATALOGUE
+from graphprobe.reasons import FallbackReason
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -21,6 +23,23 @@ README = (ROOT / "README.md").read_text()
 def blocks(language: str) -> list[str]:
     fenced = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.S | re.M)
     return [text for kind, text in fenced if kind == language]
+
+
+def load(path: Path) -> Any:
+    """A script of the repository, as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # A dataclass looks its module up by name.
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules[path.stem]
+    return module
+
+
+HAZARDS = load(ROOT / "docs" / "hazards.py")
 
 
 def without_times(text: str) -> list[str]:
@@ -59,10 +78,7 @@ def test_commands_in_the_readme_exist() -> None:
 
 def test_the_gpu_page_is_made_from_its_json() -> None:
     """docs/gpu.md is what benchmarks/pages.py makes of docs/gpu/*.json."""
-    spec = importlib.util.spec_from_file_location("pages", ROOT / "benchmarks" / "pages.py")
-    assert spec is not None and spec.loader is not None
-    pages: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(pages)
+    pages = load(ROOT / "benchmarks" / "pages.py")
     assert pages.page() == (ROOT / "docs" / "gpu.md").read_text()
     assert pages.sentence() in README
 
@@ -77,3 +93,51 @@ def test_links_between_documents_lead_somewhere() -> None:
 def test_no_slot_is_left_empty() -> None:
     """Placeholders for output were filled from a run."""
     assert [] == re.findall("<!--.*?-->", README)
+
+
+def test_the_page_of_hazards_is_made_from_its_data(capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/hazards.md is what docs/hazards.py prints."""
+    HAZARDS.main()
+    assert (ROOT / "docs" / "hazards.md").read_text() == capsys.readouterr().out
+
+
+def test_every_hazard_has_one_row() -> None:
+    """Numbers 1 to 44, each once, in order; no hazard under two of them."""
+    assert list(range(1, 45)) == [row.number for row in HAZARDS.HAZARDS]
+    assert 44 == len({row.hazard for row in HAZARDS.HAZARDS})
+
+
+def functions(path: Path) -> set[str]:
+    return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("row", HAZARDS.HAZARDS, ids=lambda row: str(row.number))
+def test_a_row_says_what_is_true_today(row: Any) -> None:
+    """Its reasons are in the enum, its tests exist, and what is not seen has a word about verify=."""
+    named = re.findall(r"`([a-z]+(?:_[a-z]+)+)`", row.does)
+    known = set(FallbackReason) | {"max_graphs", "eager_first", "pool_bytes", "max_batch", "device_map"}
+    assert row.reason is None or row.reason in set(FallbackReason)
+    assert set(named) <= known
+    assert row.tests
+    for test in row.tests:
+        file, name = test.split("::")
+        assert name in functions(ROOT / file), test
+    assert row.detected in ("yes", "late", "no")
+    assert bool(row.bound) == (row.detected == "late")
+    assert bool(row.verify) == (row.detected == "no")
+    assert "|" not in row.hazard + row.does + row.bound + row.verify
+
+
+FAILURES = load(ROOT / "docs" / "failures.py")
+
+
+def test_the_page_of_failures_is_made_from_the_tests(capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/failures.md is what docs/failures.py makes of the docstrings."""
+    FAILURES.main()
+    assert (ROOT / "docs" / "failures.md").read_text() == capsys.readouterr().out
+
+
+def test_every_published_failure_has_a_test_or_waits_for_a_part() -> None:
+    """Numbers 1 to 91: each is in a docstring, or is one of those that a part to come owns."""
+    assert set(range(1, 92)) == set(FAILURES.covered()) | set(FAILURES.LATER)
+    assert not set(FAILURES.covered()) & set(FAILURES.LATER)

@@ -5,6 +5,7 @@ import functools
 import gc
 import inspect
 import pickle
+import types
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -360,6 +361,34 @@ def gone_at_once(make: Any, call: Any, part: Any) -> list[bool]:
         return [*(ref() is None for ref in refs), before == tapes()]
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pad": "repeat"},
+        {"pad": {"x": lambda rows, source: rows.zero_()}},
+        {"outputs": "alias"},
+        {"timing": 1},
+        {"verify": 1},
+        {"prepare": lambda bucket, x: None},
+        {"narrow": {"x": (1, 0)}},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+@pytest.mark.parametrize("written", [False, True])
+def test_no_reference_cycle_whatever_a_graph_does(options: dict[str, Any], written: bool) -> None:
+    """A graph that outlives its wrapper holds a pool, and whatever waits for it waits for a collection."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1) * 2 if written else x * 2
+
+    makes = functools.partial(recorded, **options)
+    assert [True] * 3 == gone_at_once(lambda: makes(copied(forward)), lambda f: f, lambda f: f._function)
+
+
+def copied(function: Any) -> Any:
+    return types.FunctionType(function.__code__, function.__globals__, closure=function.__closure__)
 
 
 def test_no_reference_cycle() -> None:

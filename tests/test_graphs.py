@@ -10,17 +10,21 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
 import graphprobe
+from graphprobe.backends.recorder import _Recording
+from graphprobe.calls import Describer
+from graphprobe.captures import MOVES, SETTLED
 from graphprobe.errors import ConfigError
 from graphprobe.graphed import capture
 from graphprobe.routes import CHECK
 from graphprobe.snapshot import Row
+from graphprobe.watch import HostReads, Watch
 
 pytestmark = pytest.mark.usefixtures("own_forwards")
 
@@ -170,7 +174,7 @@ def test_one_word_is_refused_where_pad_rows_would_land_outside() -> None:
 
 def test_an_unclear_output_is_never_cut() -> None:
     """Outputs that change with the batch in no proportion keep such calls eager, and the cause is named."""
-    forward = recorded(lambda x: (x, x.shape[0]), buckets=[2, 4], pad="zeros")
+    forward = recorded(lambda x: (x + 1, x.shape[0]), buckets=[2, 4], pad="zeros")
     serve(forward, 2, 2, 4, 4)
     assert 3 == forward(rows(3))[1]
     assert {"graph": 2, "warmup": 2, "no_exact_bucket": 1} == counts(forward)
@@ -1467,3 +1471,521 @@ def test_warmup_reports_the_failure_of_its_own_wrapper() -> None:
         (entry,) = forward.warmup(lambda bucket: ((rows(bucket),), {}))
         assert outcome == entry.outcome
         assert bool(entry.error) == (outcome == "error")
+
+
+# -- what a forward may ask of its arguments ------------------------------------------------------------------------
+
+
+def same_or_not(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """As attention does, which has a shorter way where query and key are one tensor."""
+    return q * 3 if q is k else q + k
+
+
+@pytest.mark.parametrize("first", ["one", "two"])
+@pytest.mark.parametrize("form", ["positions", "keywords", "list"])
+def test_a_tensor_that_is_passed_twice_is_one_in_the_graph_too(form: str, first: str) -> None:
+    """Calls with one tensor twice and calls with two have graphs of their own, whichever came first."""
+    call = {
+        "positions": lambda f, q, k: f(q, k),
+        "keywords": lambda f, q, k: f(q=q, k=k),
+        "list": lambda f, q, k: f([q, k]),
+    }[form]
+
+    def step(q: Any, k: Any = None) -> torch.Tensor:
+        return same_or_not(*(q if k is None else (q, k)))
+
+    forward, kinds = recorded(step, buckets=[2]), ["one", "two"] if first == "one" else ["two", "one"]
+    for kind in kinds * 3 + [kinds[0]] * 3 + [kinds[1]] * 3:
+        q = rows(2)
+        k = q if kind == "one" else rows(2)
+        assert torch.equal(same_or_not(q, k), call(forward, q, k))
+    assert {"warmup": 2, "graph": 10} == counts(forward)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["after another call", "from the start"])
+def test_an_argument_that_is_a_static_one_is_never_another_tensor(before: bool) -> None:
+    """What is passed by reference and as an argument at once cannot be staged: such calls stay eager."""
+    forward, kept = recorded(same_or_not, buckets=[2], static=("k",)), rows(2)
+    for _ in range(3 if before else 0):
+        q = rows(2)
+        assert torch.equal(q + kept, forward(q, kept))
+    for _ in range(4):
+        assert torch.equal(kept * 3, forward(kept, kept))
+    assert {"graph": 2} if before else {} == {k: n for k, n in counts(forward).items() if k == "graph"}
+
+
+@pytest.mark.parametrize("form", ["argument", "list"])
+def test_what_is_hung_on_a_tensor_is_followed(form: str) -> None:
+    """A static input has no attributes, so a tensor that bears one is not staged: eager, named."""
+
+    def step(x: torch.Tensor, y: Any) -> torch.Tensor:
+        y = y[0] if form == "list" else y
+        return x + y * getattr(y, "scale", 1.0)
+
+    forward = recorded(step, buckets=[2])
+    for scale in (1.0, 2.0, 3.0, 4.0):
+        x, y = rows(2), rows(2)
+        y.scale = scale  # type: ignore[attr-defined]
+        assert torch.equal(x + y * scale, forward(x, [y] if form == "list" else y))
+    assert {"signature": 4} == counts(forward)
+    assert any("whose content a graph cannot follow" in text for text in forward.snapshot().causes.values())
+
+
+@pytest.mark.parametrize("keys", [(1, 1.0, True), (0.0, -0.0), (1.0, 1 + 0j)], ids=str)
+def test_keys_that_python_takes_for_equal_are_told_apart(keys: tuple[Any, ...]) -> None:
+    """A forward may compute with the key itself, and 1, 1.0 and True are different to a kernel."""
+
+    def step(table: dict[Any, torch.Tensor]) -> torch.Tensor:
+        ((key, value),) = table.items()
+        return 1 / (value * key)
+
+    forward = recorded(step, buckets=[2])
+    for key in [k for k in keys for _ in range(4)] + list(keys):
+        table = {key: torch.randint(1, 9, (2, 3))}
+        expected, result = step(table), forward(table)
+        assert (expected.dtype, expected.tolist()) == (result.dtype, result.tolist())
+    assert len(keys) * 4 == counts(forward)["graph"]
+
+
+@pytest.mark.parametrize("name", ["layer.0", "class", "1x", "a b", "None", "é"])
+def test_an_attribute_of_the_context_may_have_any_name(name: str) -> None:
+    """Engines put tensors on their context by setattr, under names that no code could spell."""
+
+    class Step:
+        pass
+
+    step = Step()
+    forward = recorded(lambda x: x + getattr(step, name)[:, None], buckets=[2], context=lambda: step)
+    for _ in range(5):
+        setattr(step, name, torch.randn(2))
+        x = rows(2)
+        assert torch.equal(x + getattr(step, name)[:, None], forward(x))
+    assert {"warmup": 1, "graph": 4} == counts(forward)
+
+
+@pytest.mark.parametrize("error", [KeyError, IndexError, AttributeError, TypeError, RuntimeError])
+def test_what_context_raises_reaches_the_caller_and_it_is_asked_once(error: type[Exception]) -> None:
+    """context= may hand out the step's metadata and forget it: one question per call, and its own exception."""
+    steps: list[Any] = []
+
+    def context() -> Any:
+        asked.append(1)
+        if not steps:
+            raise error("no step is under way")
+        return steps.pop()
+
+    asked: list[int] = []
+
+    class Step:
+        def __init__(self) -> None:
+            self.mask = torch.zeros(2, 1)
+
+    forward = recorded(double, buckets=[2], context=context)
+    for _ in range(4):
+        steps.append(Step())
+        serve(forward, 2)
+    assert {"warmup": 1, "graph": 3} == counts(forward)
+    asked.clear()
+    with pytest.raises(error, match="no step is under way"):
+        forward(rows(2))
+    assert [1] == asked
+    assert {"warmup": 1, "graph": 3} == counts(forward)
+    steps.append(Step())
+    serve(forward, 2)
+    assert {"warmup": 1, "graph": 4} == counts(forward)
+
+
+# -- what an outer tool or a stranger does --------------------------------------------------------------------------
+
+
+class Doubled(torch.overrides.TorchFunctionMode):
+    """Gives ``relu`` another meaning, as an emulation of a number format would."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func is torch.relu else result
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["plain calls first", "the tool first"])
+def test_a_mode_that_reinterprets_functions_is_obeyed(first: bool) -> None:
+    """Under a tool's torch-function mode calls are eager, so that it sees them; nothing of it is left in a graph."""
+    forward = recorded(lambda x: torch.relu(x), buckets=[2])
+    for under in (True, True, True, False, False, False, True) if first else (False, False, False, True, True, False):
+        x = rows(2)
+        with Doubled() if under else torch.no_grad():
+            assert torch.equal(torch.relu(x), forward(x))
+    expected = {"graph": 2, "disabled": 4} if first else {"graph": 3, "disabled": 2}
+    assert {"warmup": 1} | expected == counts(forward)
+
+
+def test_a_default_device_hinders_no_graph() -> None:
+    """``torch.device`` as a block is a function mode, too, and gives nothing another meaning."""
+    forward = recorded(double, buckets=[2])
+    with torch.device("cpu"):
+        serve(forward, 2, 2, 2)
+    serve(forward, 2, 2)
+    assert 3 <= counts(forward)["graph"]
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["before the capture", "after it"])
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_trace_gets_the_forward_itself(captured: bool) -> None:
+    """torch.jit.trace sees the operators, on the hot path, too; what it calls is counted like a call under any tool."""
+    forward = recorded(double, buckets=[2])
+    serve(forward, *[2] * (4 if captured else 1))
+    before = counts(forward)
+    traced = torch.jit.trace(forward, (rows(2),), check_trace=False)
+    assert before | {"disabled": 1} == counts(forward)
+    for n in (2, 5):
+        x = rows(n)
+        assert torch.equal(x * 2, traced(x))
+    assert {int} == {type(row.batch_size) for row in forward.snapshot().rows}
+    assert graphprobe.snapshot().to_json()
+
+
+class Proxy:
+    """Stands for something that is not there yet: what it is asked for it raises outside of a request."""
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("working outside of a request")
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("working outside of a request")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("working outside of a request")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+PROXY = Proxy()
+
+
+class Serving:
+    """An engine with a proxy among its attributes, and a forward of its own."""
+
+    def __init__(self) -> None:
+        self.proxy, self.more = PROXY, {"proxy": PROXY, "list": [PROXY]}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+class ServingModule(torch.nn.Module):
+    """A module that holds the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proxy, self.more = PROXY, {"proxy": PROXY, "list": [PROXY]}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+@pytest.mark.parametrize("place", ["a global", "a closure", "an engine", "a module"])
+def test_a_proxy_beside_the_forward_is_not_touched(place: str) -> None:
+    """An object that raises where it is looked at never reaches the caller through us, and hinders no graph."""
+    here = PROXY
+    module, engine = ServingModule().eval(), Serving()
+    forwards: dict[str, Any] = {
+        "a global": lambda x: x * 2 if PROXY is not None else x,
+        "a closure": lambda x: x * 2 if here is not None else x,
+        "an engine": engine.forward,
+        "a module": module,
+    }
+    forward = recorded(forwards[place], buckets=[2])
+    for _ in range(2 * CHECK):
+        x = rows(2)
+        assert torch.equal(x * 2, forward(x))
+    controls = forward.forward if place == "a module" else forward
+    assert {"warmup": 1, "graph": 2 * CHECK - 1} == counts(controls)
+
+
+class Hurried:
+    """An item that is gone as soon as somebody looks at it: another thread takes it out of its container."""
+
+    def __init__(self, container: Any) -> None:
+        self.container = container
+
+    @property
+    def __class__(self) -> Any:  # type: ignore[override]
+        container = object.__getattribute__(self, "container")
+        container.clear()
+        return Hurried
+
+
+@pytest.mark.parametrize("kind", [dict, set])
+def test_a_container_of_the_module_may_change_while_it_is_looked_at(kind: Any) -> None:
+    """An engine's other threads fill and empty the tables beside a forward; no call fails of that."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.jobs = kind()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    model = recorded(Model().eval(), buckets=[2])
+    for _ in range(6):
+        items = [Hurried(model.jobs) for _ in range(3)]
+        model.jobs.update(dict.fromkeys(items) if kind is dict else items)
+        x = rows(2)
+        assert torch.equal(x * 2, model(x))
+    assert {"warmup", "graph", "signature"} >= set(counts(model.forward))
+
+
+@pytest.fixture
+def depths() -> Iterator[Callable[[], tuple[int, int]]]:
+    """How many modes stand on this thread's stacks; whatever a test leaves there is taken off."""
+
+    def found() -> tuple[int, int]:
+        return torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
+
+    before = found()
+    yield found
+    while torch._C._len_torch_dispatch_stack() > before[0]:
+        torch._C._pop_torch_dispatch_stack(None)
+    while torch._C._len_torch_function_stack() > before[1]:
+        torch._C._pop_torch_function_stack()
+
+
+@pytest.mark.parametrize("method", ["__enter__", "__exit__"])
+@pytest.mark.parametrize(
+    ("kind", "run"),
+    [
+        (Watch, "rehearsal"),
+        (HostReads, "rehearsal"),
+        (Watch, "capture"),
+        (HostReads, "capture"),
+        (_Recording, "capture"),
+    ],
+)
+def test_an_interrupt_leaves_no_mode_of_ours_behind(
+    kind: Any, run: str, method: str, depths: Callable[[], tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C may come between two lines of torch's own that put a mode on its stack, or take it off again.
+
+    It reaches the caller, state is what it was before a capture, and later calls of the thread are served as ever.
+    """
+    total, original, before = torch.zeros(3), getattr(kind, method), depths()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        total.add_(1)
+        return x * 2
+
+    def interrupted(self: Any, *args: Any) -> Any:
+        if getattr(self, "lenient", False) is not (run == "rehearsal"):
+            return original(self, *args)
+        if method == "__enter__":
+            original(self, *args)
+        raise KeyboardInterrupt
+
+    serve(recorded(double, buckets=[2], name="another"), 2, 2)
+    forward = recorded(step, buckets=[2])
+    serve(forward, *[2] * (run == "capture"))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(kind, method, interrupted)
+        serve(forward, 2)
+    assert before == depths()
+    assert (True, True) == (gc.isenabled(), torch.is_autocast_cache_enabled())
+    # An interrupted eager run has run; an interrupted capture has not.
+    ran = 0 if (run, method) == ("rehearsal", "__enter__") else 1
+    assert [ran] * 3 == total.tolist()
+    serve(forward, 2, 2, 2)
+    assert [ran + 3] * 3 == total.tolist()
+    assert {"warmup": 1, "graph": 2 + (run == "capture")} == counts(forward)
+
+
+# -- what two sizes have shown, and what feeds back -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(8, 7, 8, 4, 4, 6), (8, 7, 8, 4, 6, 5), (7, 8, 8, 3, 6, 5, 6)], ids=str)
+def test_an_output_that_contradicts_what_two_sizes_showed_is_never_cut(sizes: tuple[int, ...]) -> None:
+    """Half of 7 and half of 8 rows are 4 rows, which seems not to follow the batch; a third size tells."""
+    forward = recorded(lambda x: x[::2] * 1, buckets=[4, 8], pad={"x": 0})
+    for n in sizes:
+        x = rows(n)
+        assert torch.equal(x[::2], forward(x))
+
+
+@pytest.mark.parametrize("pad", ["zeros", "repeat", {"x": 0, "last": 0}], ids=str)
+def test_an_input_with_one_row_per_request_is_padded_by_requests(pad: Any) -> None:
+    """Beside two tokens per request stands one number per request: both grow to the bucket, and nothing fails."""
+
+    def step(x: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        return x[1::2] + last[:, None]
+
+    forward = recorded(step, buckets=[2, 4], unit="requests", tokens_per_request=2, pad=pad)
+    for n in (4, 2, 4, 2, 3, 1, 3, 4, 1):
+        x, last = rows(2 * n), torch.randn(n)
+        assert torch.equal(step(x, last), forward(x, last))
+    assert {"warmup", "graph"} == set(counts(forward))
+    assert 6 <= counts(forward)["graph"]
+    assert {4: 1, 2: 1} == forward.snapshot().captures
+
+
+@pytest.mark.parametrize(
+    "step",
+    [lambda a, b: (a + b, a), lambda a, b: (b, a), lambda a, b: (b + 0, a[:]), lambda a, b: (a.view(2, 3), a + b)],
+    ids=["fibonacci", "exchanged", "one copied", "a view in place"],
+)
+def test_aliased_results_may_come_back_in_other_places(step: Any) -> None:
+    """A result that lies in an argument's buffer is no memory to hand out: the next call's copies would meet there."""
+    forward = recorded(lambda a, b: step(a, b), buckets=[2], outputs="alias")
+    ours = theirs = (rows(2), rows(2))
+    for _ in range(8):
+        ours, theirs = forward(*ours), step(*theirs)
+        assert [t.tolist() for t in theirs] == [t.tolist() for t in ours]
+
+
+def test_an_aliased_result_that_is_an_argument_may_come_back_as_another_one() -> None:
+    """A forward that hands back the argument it has written to, as its only result."""
+    forward = recorded(lambda a, b: a.add_(b), buckets=[2], outputs="alias")
+    ours = theirs = rows(2)
+    for _ in range(6):
+        x = rows(2)
+        theirs = x + theirs
+        ours = forward(x, ours)
+        assert torch.equal(theirs, ours)
+        assert torch.equal(theirs, x)
+
+
+def test_names_that_come_once_are_not_learnt_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine may key its tensors by request: what is remembered per name has an end, and calls stay right."""
+    monkeypatch.setattr("graphprobe.calls.MOST_PATHS", 8)
+    forward = recorded(lambda x, table: x + sum(table.values()), buckets=[2, 4], pad="repeat", max_graphs=2)
+    describers = [held for held in gc.get_objects() if type(held) is Describer and held.caller.parameters]
+    for request in range(60):
+        x, y = rows(2 + request % 3), rows(2 + request % 3)
+        assert torch.equal(x + y, forward(x, {f"request {request}": y, f"length {request}": torch.zeros(1)}))
+    sizes = [len(table) for held in describers for table in (held._followed, held._fixed)]
+    assert 0 < max(sizes) <= 8
+
+
+# -- attributes that the capture's own run sets ---------------------------------------------------------------------
+
+
+class Remembering(torch.nn.Module):
+    """Makes a tensor once per size and keeps it, from its input or from numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[int, torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n = x.shape[0]
+        if n not in self.kept:
+            self.kept[n] = x * 2
+        return x + self.kept[n]
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [({"eager_first": 0}, (4, 4, 4, 4)), ({"pad": "repeat"}, (3, 2, 4, 4, 4))],
+    ids=["nothing rehearsed", "another size rehearsed"],
+)
+def test_an_attribute_that_the_captures_own_run_sets_is_eagers(options: Any, sizes: tuple[int, ...]) -> None:
+    """What a first call of a size keeps is that call's: never the graph's memory, which each replay overwrites."""
+    plain = Remembering().eval()
+    model = recorded(Remembering().eval(), buckets=[4], **options)
+    for n in sizes:
+        x = rows(n)
+        assert torch.equal(plain(x), model(x))
+        assert {k: t.tolist() for k, t in plain.kept.items()} == {k: t.tolist() for k, t in model.kept.items()}
+
+
+@pytest.mark.parametrize("eager_first", [0, 1])
+def test_an_attribute_that_is_set_at_each_call_is_never_a_graph(eager_first: int) -> None:
+    """With or without a rehearsal: after every call the attributes are those of one call more."""
+
+    class Model(torch.nn.Module):
+        last: Any = None
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.last, self.calls = x * 2, self.calls + 1
+            return self.last + self.calls
+
+    model = recorded(Model().eval(), buckets=[2], eager_first=eager_first)
+    for call in range(1, 7):
+        x = rows(2)
+        assert torch.equal(x * 2 + call, model(x))
+        assert torch.equal(x * 2, model.last)
+        assert call == model.calls
+    assert "graph" not in counts(model.forward)
+
+
+# -- weights that move ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("calls", range(1, 6))
+def test_a_model_that_moves_as_a_whole_is_right_at_the_next_call_whichever_address_is_looked_at(calls: int) -> None:
+    """Every call looks at one weight's address, each time another's: where all have moved, the first look sees it."""
+    weights = [torch.nn.Parameter(rows(3), requires_grad=False) for _ in range(3)]
+    forward = recorded(lambda x: x @ weights[0] @ weights[1] @ weights[2], buckets=[2])
+    serve(forward, *[2] * (1 + calls))
+    with torch.inference_mode(False), torch.no_grad():
+        for weight in weights:
+            weight.data = rows(3)
+    for _ in range(3):
+        x = rows(2)
+        assert torch.equal(x @ weights[0] @ weights[1] @ weights[2], forward(x))
+    assert {"warmup": 1, "weights_moved": 1, "graph": calls + 2} == counts(forward)
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_one_moved_weight_of_few_is_right_when_its_turn_comes(place: int) -> None:
+    """Five weights are looked at within five calls, long before the look at all of them."""
+    weights = [torch.nn.Parameter(torch.ones(3), requires_grad=False) for _ in range(5)]
+    forward = recorded(lambda x: x * weights[0] * weights[1] * weights[2] * weights[3] * weights[4], buckets=[2])
+    serve(forward, *[2] * 9)
+    with torch.inference_mode(False), torch.no_grad():
+        weights[place].data = torch.full((3,), 5.0)
+    serve(forward, *[2] * 5)
+    x = rows(2)
+    assert torch.equal(x * 5, forward(x))
+    assert 1 == counts(forward)["weights_moved"]
+
+
+@pytest.mark.parametrize("swap", ["replaced", "moved"])
+def test_a_weight_that_is_swapped_now_and_then_is_captured_again_each_time(swap: str) -> None:
+    """A graph that has served for long has paid for its capture: the count of moves starts anew."""
+    holder = {"w": torch.ones(3)}
+    forward = recorded(lambda x: x * holder["w"], buckets=[2])
+    serve(forward, 2, 2)
+    for value in range(2, 3 + 2 * MOVES):
+        serve(forward, *[2] * (CHECK * (SETTLED + 1)))
+        with torch.inference_mode(False), torch.no_grad():
+            if swap == "replaced":
+                holder["w"] = torch.full((3,), float(value))
+            else:
+                holder["w"].data = torch.full((3,), float(value))
+        for _ in range(3):
+            x = rows(2)
+            assert torch.equal(x * value, forward(x))
+    assert 2 * MOVES + 2 == forward.snapshot().captures[2]
+    assert {"warmup": 1, "graph": counts(forward)["graph"]} | {
+        "static_moved" if swap == "replaced" else "weights_moved": 2 * MOVES + 1
+    } == counts(forward)
+    assert forward.snapshot().live[2]
+
+
+@pytest.mark.parametrize("settled", [False, True], ids=["from the start", "after a graph that served for long"])
+def test_a_weight_that_is_swapped_at_every_few_calls_is_left_eager(settled: bool) -> None:
+    """After MOVES swaps in a row, counted from the last graph that served for long, nothing is captured any more."""
+    holder = {"w": torch.ones(3)}
+    forward = recorded(lambda x: x * holder["w"], buckets=[2])
+    serve(forward, 2, 2)
+    serve(forward, *[2] * (CHECK * (SETTLED + 1) * settled))
+    for value in range(2, 12):
+        holder["w"] = torch.full((3,), float(value))
+        for _ in range(5):
+            x = rows(2)
+            assert torch.equal(x * value, forward(x))
+    assert MOVES == forward.snapshot().captures[2]
+    assert not forward.snapshot().live[2]
+    served = counts(forward)["graph"]
+    serve(forward, 2, 2, 2)
+    assert served == counts(forward)["graph"]

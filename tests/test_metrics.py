@@ -183,7 +183,7 @@ def test_absent_stays_absent(ledger: Ledger) -> None:
 def test_known_gauges(ledger: Ledger) -> None:
     """Gauges are exported once they are known, a pool of 0 bytes among them."""
     forward = ledger.forward("decode", Buckets([4]))
-    forward.pools[1] = 0
+    forward.holder().buckets = frozenset({4})
     forward.pool_estimate_bytes, forward.kv_capacity_tokens = 5, 6
     forward.uncovered["decode"] = 3
     ledger.hooks["vllm", "dispatch"] = False

@@ -21,12 +21,12 @@ PACKAGE = ROOT / "graphprobe"
 
 FLOORS = (
     {"errors", "reasons", "timers"},
-    {"buckets", "signature", "backends", "staging", "outputs", "watch"},
+    {"buckets", "signature", "attributes", "operators", "backends", "staging", "outputs", "watch"},
     {"dispatch"},
     {"ledger", "snapshot"},
     {"metrics", "observe"}
     | {"turn", "options", "calls", "routes", "signatures", "recording", "verify", "sampling", "plans", "captures"}
-    | {"graphs", "warmup", "graphed"},
+    | {"decisions", "graphs", "warmup", "graphed"},
     {"export", "tools", "instrument"},
     {"__init__"},
     {"demo", "testing", "integrations", "dashboards"},
@@ -38,8 +38,8 @@ FLOORS = (
 """
 
 TORCH = {
-    *("backends", "timers", "signature", "staging", "outputs", "watch"),
-    *("calls", "routes", "recording", "verify", "captures", "graphs", "warmup", "graphed"),
+    *("backends", "timers", "signature", "attributes", "operators", "staging", "outputs", "watch"),
+    *("calls", "routes", "recording", "verify", "captures", "decisions", "graphs", "warmup", "graphed"),
     *("tools.account", "tools.gaps", "demo"),
 }
 """Where torch may be imported: with anything else a machine without torch can work."""

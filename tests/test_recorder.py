@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from graphprobe.backends import for_device
 from graphprobe.backends.recorder import RecorderBackend
 from graphprobe.errors import CaptureError, ConfigError
+from graphprobe.graphed import capture
 from graphprobe.options import Options
 from graphprobe.timers import ClockTimer
 
@@ -218,9 +220,23 @@ def test_the_pool_counts_memory_once() -> None:
 def test_garbage_collection_is_as_before() -> None:
     """A capture collects nothing while it records, and leaves collection switched as it was."""
     during: list[bool] = []
-    record(lambda: during.append(gc.isenabled()))
+    x = torch.ones(2)
+
+    def forward() -> torch.Tensor:
+        during.append(gc.isenabled())
+        return x * 2
+
+    record(forward)
     assert [False] == during
     assert gc.isenabled()
+
+
+def test_a_forward_without_an_operator_is_nothing_to_replay() -> None:
+    """As on a device, where such a graph would be empty."""
+    x = torch.ones(2)
+    for forward in (lambda: x, lambda: x[:1], lambda: None):
+        with pytest.raises(CaptureError, match="nothing to replay"):
+            record(forward)
 
 
 def test_who_gets_the_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,3 +256,115 @@ def test_a_recorder_may_always_replay() -> None:
     backend = RecorderBackend(CPU)
     assert backend.ready()
     assert isinstance(backend.timer(), ClockTimer)
+
+
+def complex_rows() -> torch.Tensor:
+    return torch.randn(2, 3, dtype=torch.complex64)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda x: x.conj() * 2,
+        lambda x: x.mH @ x,
+        lambda x: x.conj().imag * 2,
+        lambda x: x.conj().imag[:1] + x.real,
+        lambda x: torch.view_as_real(x.conj().resolve_conj()),
+    ],
+    ids=["conjugate", "adjoint", "negated imaginary part", "a view of it", "resolved"],
+)
+def test_conjugates_and_negatives_keep_their_bits(step: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """A conjugate is the same memory with a mark, and so is what the tape keeps of it."""
+    x = complex_rows()
+    graph, y = record(lambda: step(x))
+    for _ in range(3):
+        x.copy_(complex_rows())
+        graph.replay()
+        assert torch.equal(step(x), y)
+
+
+@pytest.mark.usefixtures("own_forwards")
+@pytest.mark.parametrize("view", [torch.conj, lambda t: t.conj().imag, lambda t: t.mH], ids=["conj", "imag", "mH"])
+def test_a_marked_view_of_a_tensor_outside_is_handed_out_with_its_mark(view: Callable[..., torch.Tensor]) -> None:
+    """What a forward returns of the engine's own memory is a conjugate where eager's is."""
+    table = complex_rows()
+    forward = capture(lambda x: (x + 0, view(table)), buckets=[2], backend="recorder")
+    for _ in range(4):
+        x = complex_rows()
+        assert torch.equal(view(table), forward(x)[1])
+        table.add_(complex_rows())
+    assert 3 == forward.snapshot().graph_calls
+
+
+@pytest.mark.parametrize("write", ["index_add_", "index_copy_", "index_put_", "a view"])
+def test_what_another_thread_writes_meanwhile_stays(write: str) -> None:
+    """Only what the run itself has changed is put back, although the operator was given the whole cache."""
+    cache, x, slot = torch.zeros(4, 2), torch.ones(1, 2), torch.tensor([1])
+    writes: dict[str, Callable[[], Any]] = {
+        "index_add_": lambda: cache.index_add_(0, slot, x),
+        "index_copy_": lambda: cache.index_copy_(0, slot, x),
+        "index_put_": lambda: cache.index_put_((slot,), x),
+        "a view": lambda: cache[1:2].add_(x),
+    }
+
+    def run() -> torch.Tensor:
+        writes[write]()
+        if recording:
+            thread = threading.Thread(target=lambda: cache[3].fill_(7.0))
+            thread.start()
+            thread.join()
+        return cache.sum(0)
+
+    recording = True
+    graph, y = record(run)
+    recording = False
+    assert [[0, 0], [0, 0], [0, 0], [7, 7]] == cache.tolist()
+    graph.replay()
+    assert [[0, 0], [1, 1], [0, 0], [7, 7]] == cache.tolist()
+    assert [8.0, 8.0] == y.tolist()
+
+
+@pytest.mark.parametrize("caught", [False, True], ids=["raised", "caught by the forward"])
+def test_a_write_that_torch_refuses_leaves_no_trace(caught: bool) -> None:
+    """Rows that share memory cannot be written; what the run wrote before that is undone all the same."""
+    cache, row, x = torch.zeros(2, 3), torch.ones(1, 3), torch.ones(2, 3)
+
+    def run() -> torch.Tensor:
+        cache.add_(1)
+        try:
+            row.expand(2, 3).add_(1)
+        except RuntimeError:
+            if not caught:
+                raise
+        return cache + x
+
+    if caught:
+        graph, y = record(run)
+        assert torch.equal(torch.zeros(2, 3), cache)
+        graph.replay()
+        assert torch.equal(torch.full((2, 3), 2.0), y)
+    else:
+        with pytest.raises(CaptureError, match="single memory location"):
+            record(run)
+        assert torch.equal(torch.zeros(2, 3), cache)
+    assert torch.equal(torch.ones(1, 3), row)
+
+
+@pytest.mark.usefixtures("own_forwards")
+def test_a_bucket_that_torch_refuses_stays_eager_at_its_smaller_sizes() -> None:
+    """One row may be written through an expanded view, two may not: the capture fails, the caller's call does not."""
+    table = torch.randn(3, 4)
+    other = table.clone()
+
+    def step(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        row = table[:1].expand(x.shape[0], 4)
+        doubled = row * 2
+        row.add_(1)
+        return x + doubled
+
+    forward = capture(lambda x: step(x, table), buckets=[2], pad={"x": 0}, backend="recorder")
+    for _ in range(5):
+        x = torch.randn(1, 4)
+        assert torch.equal(step(x, other), forward(x))
+        assert torch.equal(other, table)
+    assert 0 == forward.snapshot().graph_calls

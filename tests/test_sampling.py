@@ -42,6 +42,9 @@ class Device:
     def timer(self) -> EventTimer:
         return EventTimer(Event, lambda: 0, self.pairs)
 
+    def capturing(self) -> bool:
+        return False
+
 
 @pytest.fixture
 def events() -> Any:

@@ -35,9 +35,17 @@ def test_a_dense_layout_is_kept(tensor: torch.Tensor) -> None:
     assert tensor.stride() == Input("x", 0, None).buffer(tensor, 4).stride()
 
 
-def test_a_view_with_holes_is_staged_contiguously() -> None:
-    """There are no holes to keep."""
-    assert Input("x", 0, None).buffer(torch.zeros(2, 6)[:, ::2], 4).is_contiguous()
+def test_a_view_with_holes_is_staged_with_its_holes() -> None:
+    """A forward may ask for the strides, and a kernel may follow them."""
+    assert (6, 2) == Input("x", 0, 0).buffer(torch.zeros(2, 6)[:, ::2], 4).stride()
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.zeros(1, 3).expand(2, 3), torch.zeros(2, 4096)[:, 0], torch.zeros(2, 3).unfold(1, 2, 1)]
+)
+def test_a_view_that_would_share_or_waste_memory_is_staged_densely(tensor: torch.Tensor) -> None:
+    """Rows that lie in one memory cannot be written one by one; a cache's column takes little room."""
+    assert Input("x", 0, None).buffer(tensor, 4).is_contiguous()
 
 
 def test_a_buffer_made_in_inference_mode_can_be_written_outside() -> None:

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Iterator
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -26,11 +30,12 @@ class Scaled:
     """A forward whose number a graph bakes: changing it makes every replay wrong."""
 
     def __init__(self, **options: Any) -> None:
-        self.scale, self.runs = 2.0, 0
+        self.scale: float = 2.0
+        self.runs: list[int] = []
         self.forward = recorded(self.step, **options)
 
     def step(self, x: torch.Tensor) -> torch.Tensor:
-        self.runs += 1
+        self.runs.append(1)
         return x * self.scale
 
     def results(self, *sizes: int) -> list[bool]:
@@ -59,16 +64,16 @@ def test_one_in_n_calls_is_run_twice(every: int) -> None:
     """The host code runs once eagerly, once for the capture, and then once per verified call."""
     scaled = Scaled(verify=every)
     scaled.results(2, 2)
-    before = scaled.runs
+    before = len(scaled.runs)
     scaled.results(*[2] * (10 * every))
-    assert 10 == scaled.runs - before
+    assert 10 == len(scaled.runs) - before
 
 
 def test_without_verify_nothing_is_run_twice() -> None:
     """Off is off."""
     scaled = Scaled(verify=0)
     scaled.results(*[2] * 50)
-    assert 2 == scaled.runs
+    assert 2 == len(scaled.runs)
 
 
 def test_a_mismatch_gives_the_eager_result_and_ends_the_graph() -> None:
@@ -133,7 +138,7 @@ def test_nan_agrees_with_nan() -> None:
 def test_another_structure_is_a_mismatch() -> None:
     """A result that has another form than eager's is reported, and eager's is handed out."""
     pair = [False]
-    forward = recorded(lambda x: (x, x) if pair[0] else (x,), verify=1)
+    forward = recorded(lambda x: (x + 1,) * (2 if pair[0] else 1), verify=1)
     for _ in range(3):
         forward(torch.zeros(2, 3))
     pair[0] = True
@@ -179,7 +184,7 @@ def test_state_that_is_not_declared_is_never_written_twice() -> None:
     for _ in range(5):
         forward(torch.zeros(2, 3))
     assert [5.0] * 3 == cache.tolist()
-    assert any("declare state=" in text for text in forward.snapshot().causes.values())
+    assert any("that state= does not name" in text for text in forward.snapshot().causes.values())
 
 
 def test_declared_state_is_restored_for_the_second_run() -> None:
@@ -256,3 +261,229 @@ def test_alias_results_are_verified() -> None:
     scaled.scale = 5.0
     assert [True] * 2 == scaled.results(2, 2)
     assert {2: 1} == scaled.forward.snapshot().mismatches
+
+
+# -- what a second run would find, whoever serves ------------------------------------------------------------------
+
+
+def in_another_thread(forward: Callable[..., Any], *args: Any) -> None:
+    """One call of a thread that ends."""
+
+    def work() -> None:
+        with torch.no_grad():
+            forward(*args)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_calls_are_compared_and_timed_although_a_second_thread_has_called() -> None:
+    """One call of another thread makes the turn shared for good: verification and timing go on as before."""
+    scaled = Scaled(verify=2, timing=2)
+    scaled.results(*[2] * 6)
+    in_another_thread(scaled.forward, torch.ones(2, 3))
+    before = scaled.forward.snapshot().times["decode", "graph", "full", 2].count
+    assert [True] * 20 == scaled.results(*[2] * 20)
+    assert before + 8 <= scaled.forward.snapshot().times["decode", "graph", "full", 2].count
+    scaled.scale = 7.0
+    assert 1 >= scaled.results(*[2] * 20).count(False)
+    assert {2: 1} == scaled.forward.snapshot().mismatches
+
+
+@pytest.mark.parametrize("every", [1, 2, 16, 64])
+def test_graph_calls_are_timed_whatever_the_two_periods_are(every: int) -> None:
+    """Where a call is due for both, it is compared and its graph is timed."""
+    forward = recorded(lambda x: x * 2, verify=every)
+    for _ in range(200):
+        forward(torch.ones(2, 3))
+    assert 3 <= forward.snapshot().times["decode", "graph", "full", 2].count
+
+
+class Slotted:
+    """A forward that leaves its result in one of four rows, which a graph bakes: in an argument, or in a cache."""
+
+    def __init__(self, kind: str) -> None:
+        self.slot, self.cache = 0, torch.zeros(4, 3)
+        options: dict[str, Any] = {
+            "an argument": {},
+            "a static argument": {"static": ("cache",), "state": [self.cache]},
+            "declared state": {"state": [self.cache]},
+            "a cache that is returned": {"state": "rewrites"},
+        }[kind]
+        self.takes, self.returns = "argument" in kind, "returned" in kind
+        self.forward = recorded(self.given if self.takes else self.step, verify=1, **options)
+
+    def given(self, x: torch.Tensor, cache: torch.Tensor) -> None:
+        cache[self.slot] = x[0]
+
+    def step(self, x: torch.Tensor) -> Any:
+        self.cache[self.slot] = x[0]
+        return self.cache if self.returns else None
+
+    def left(self, value: float) -> list[float]:
+        """What a call with ``value`` leaves behind in a cache of zeros."""
+        self.cache.zero_()
+        x = torch.full((2, 3), value)
+        self.forward(x, self.cache) if self.takes else self.forward(x)
+        return self.cache[:, 0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("an argument", "`cache` is left different"),
+        ("a static argument", "`state[0]` is left different"),
+        ("declared state", "`state[0]` is left different"),
+        ("a cache that is returned", "`output` differs"),
+    ],
+)
+def test_what_the_forward_writes_is_compared(kind: str, text: str) -> None:
+    """A result that is left in memory instead of handed out is found wrong, too, and eager's is what remains."""
+    slotted = Slotted(kind)
+    for value in (1.0, 2.0, 3.0):
+        assert [value, 0.0, 0.0, 0.0] == slotted.left(value)
+    assert {} == slotted.forward.snapshot().mismatches
+    slotted.slot = 2
+    found = [slotted.left(value) for value in (4.0, 5.0)]
+    assert {2: 1} == slotted.forward.snapshot().mismatches
+    # What a forward that rewrites has written besides (state="rewrites") is not put back.
+    assert [4.0, 5.0] == [row[2] for row in found]
+    assert [0.0, 0.0, 5.0, 0.0] == found[1]
+    assert any(text in cause for cause in slotted.forward.snapshot().causes.values())
+
+
+def test_state_that_is_a_parameter_is_restored_under_enabled_grad() -> None:
+    """A weight that is updated in place may be named in state=: verified calls and warm-up put it back."""
+    counter = torch.nn.Parameter(torch.zeros(2))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            counter.add_(1)
+            return x + counter[0]
+
+    with torch.enable_grad():
+        forward = recorded(step, verify=1, state=[counter])
+        forward.warmup(lambda bucket: ((torch.ones(bucket, 3),), {}))
+        assert [0.0, 0.0] == counter.tolist()
+        for call in range(1, 5):
+            assert [1.0 + call] * 3 == forward(torch.ones(2, 3))[0].tolist()
+    assert (4, {}) == (forward.snapshot().graph_calls, forward.snapshot().mismatches)
+
+
+def test_a_parameter_among_the_results_is_no_mismatch() -> None:
+    """A graph hands out a tensor where eager hands out the Parameter itself; the values are what counts."""
+    weight = torch.nn.Parameter(torch.randn(3, 3), requires_grad=False)
+    forward = recorded(lambda x: (x @ weight, weight, {"again": [weight]}), verify=1)
+    for _ in range(5):
+        forward(torch.ones(2, 3))
+    assert (4, {}) == (forward.snapshot().graph_calls, forward.snapshot().mismatches)
+
+
+class Counter(torch.nn.Module):
+    """A module that counts its calls in a buffer."""
+
+    calls: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return x + self.calls
+
+
+def test_a_copy_of_a_module_restores_its_own_state() -> None:
+    """state= names the buffers of the module; a deep copy's verification puts the copy's back, not the original's."""
+    module = Counter().eval()
+    recorded(module, verify=1, state=[module.calls])
+    with torch.no_grad():
+        twin = copy.deepcopy(module)
+    for call in range(1, 7):
+        assert [[1.0 + call] * 3] * 2 == twin(torch.ones(2, 3)).tolist()
+    assert ([6.0], [0.0]) == (twin.calls.tolist(), module.calls.tolist())
+    assert (5, {}) == (twin.forward.snapshot().graph_calls, twin.forward.snapshot().mismatches)
+
+
+def test_state_that_names_one_of_two_caches_never_writes_the_other_twice() -> None:
+    """A graph that writes outside of what state= names is not verified, and says so; the others are."""
+    declared, other = torch.zeros(4, 3), torch.zeros(4, 3)
+
+    def step(x: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        kv.add_(x[0])
+        return x * 2
+
+    forward = recorded(step, static=("kv",), state=[declared], verify=1)
+    for _ in range(6):
+        forward(torch.ones(2, 3), declared)
+        forward(torch.ones(2, 3), other)
+    assert (6.0, 6.0) == (declared[0, 0].item(), other[0, 0].item())
+    assert {} == forward.snapshot().mismatches
+    assert "verify/off" in forward.snapshot().causes
+
+
+def test_a_thread_that_comes_during_a_verification_waits_for_its_end() -> None:
+    """Between a graph's run and eager's no other thread replays: its writes would look like a wrong graph."""
+    cache, armed = torch.zeros(2), threading.Event()
+    verifying, served = threading.Event(), threading.Event()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        if armed.is_set():
+            # The eager run of a verification: the other thread comes now, and is not served before this is over.
+            armed.clear()
+            verifying.set()
+            assert not served.wait(0.2)
+        cache.add_(1)
+        return x + cache.sum()
+
+    forward = recorded(step, verify=1, state=[cache])
+    for _ in range(4):
+        forward(torch.ones(2, 3))
+    results: list[torch.Tensor] = []
+
+    def other() -> None:
+        assert verifying.wait(30)
+        with torch.no_grad():
+            results.append(forward(torch.ones(2, 3)))
+        served.set()
+
+    thread = threading.Thread(target=other, daemon=True)
+    thread.start()
+    armed.set()
+    results.insert(0, forward(torch.ones(2, 3)))
+    thread.join(30)
+    assert not thread.is_alive()
+    assert [11.0, 13.0] == [float(result[0, 0]) for result in results]
+    assert ([6.0, 6.0], {}) == (cache.tolist(), forward.snapshot().mismatches)
+
+
+def test_a_mismatch_leaves_no_cycle_that_holds_the_module() -> None:
+    """What a failed comparison raises inside goes with the call: a module that is dropped takes its graphs with it."""
+    module = torch.nn.Linear(3, 3).eval()
+    scale = [1.0]
+
+    class Scaling(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = module
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.linear(x) * scale[0]
+            return result
+
+    scaling = recorded(Scaling().eval(), verify=1)
+    for _ in range(3):
+        scaling(torch.ones(2, 3))
+    scale[0] = 5.0
+    gc.collect()
+    gc.disable()
+    try:
+        scaling(torch.ones(2, 3))
+        assert {2: 1} == scaling.forward.snapshot().mismatches
+        gone = weakref.ref(scaling)
+        del scaling
+        assert None is gone()
+    finally:
+        gc.enable()

@@ -15,8 +15,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -24,8 +26,54 @@ import torch
 from graphprobe.errors import CaptureError
 from graphprobe.timers import Timer
 
-CAPTURE_LOCK = threading.RLock()
-"""One capture at a time in a process: the rule of CUDA graphs in torch."""
+
+class CaptureLock:
+    """One capture at a time in a process: the rule of CUDA graphs in torch."""
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Free, as at the start."""
+        self._lock = threading.RLock()
+        self._collecting: tuple[int, bool] | None = None
+
+    def acquire(self) -> bool:
+        """Take the lock; False where another thread has it."""
+        return self._lock.acquire(blocking=False)
+
+    def release(self) -> None:
+        """Give it back."""
+        self._lock.release()
+
+    @contextlib.contextmanager
+    def uncollected(self) -> Iterator[None]:
+        """No garbage collection inside."""
+        before = gc.isenabled()
+        gc.disable()
+        self._collecting = (threading.get_ident(), before)
+        try:
+            yield
+        finally:
+            self._collecting = None
+            if before:
+                gc.enable()
+
+    def after_fork(self) -> None:
+        """In the child: a capture of a thread that is not here is over."""
+        missing = self._collecting is not None and self._collecting[0] != threading.get_ident()
+        if missing and self._collecting is not None and self._collecting[1]:
+            gc.enable()
+        if missing or self._collecting is None:
+            self.renew()
+
+
+CAPTURE_LOCK = CaptureLock()
+
+
+def after_fork() -> None:
+    """In a forked child."""
+    CAPTURE_LOCK.after_fork()
 
 
 class Graph(Protocol):
@@ -66,6 +114,10 @@ class Backend(ABC):
         """A block in which this backend's device is the current one."""
         return contextlib.nullcontext()
 
+    def loose(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same memory of a graph's as a tensor that does not keep it from the pool's other graphs."""
+        return tensor
+
     def pool_bytes(self) -> int | None:
         """Bytes that the graphs' pool has reserved, None where that is unknown."""
         return None
@@ -88,20 +140,18 @@ def capture_state() -> Iterator[None]:
     No garbage collection: collecting an old graph while another is captured ends the capture. No autocast cache:
     a cast made outside would be read by the graph for ever, one made inside would be read by others.
     """
-    collecting, grad, caching = gc.isenabled(), torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
+    grad, caching = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
     casting = {kind: torch.is_autocast_enabled(kind) for kind in ("cuda", "cpu")}
-    gc.disable()
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)
     try:
-        yield
+        with CAPTURE_LOCK.uncollected():
+            yield
     finally:
         torch.set_autocast_cache_enabled(caching)
         for kind, on in casting.items():
             torch.set_autocast_enabled(kind, on)
         torch.set_grad_enabled(grad)
-        if collecting:
-            gc.enable()
 
 
 def explained(error: Exception) -> CaptureError:
@@ -111,7 +161,28 @@ def explained(error: Exception) -> CaptureError:
     chain: list[BaseException] = [error]
     while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:
         chain.append(before)
-    oom = [e for e in chain if isinstance(e, torch.OutOfMemoryError) or "out of memory" in str(e).lower()]
-    first = oom[-1] if oom else error
-    text = str(first).strip().splitlines()
-    return CaptureError(f"{type(first).__name__}: {text[0] if text else first!r}", "oom" if oom else "error")
+    oom = [e for e in chain if isinstance(e, torch.OutOfMemoryError) or "out of memory" in _text(e).lower()]
+    first = oom[-1] if oom else chain[-1]
+    text = _text(first) + _line(first)
+    if first is not error and not oom:
+        text += f", then {_text(error)}"
+    return CaptureError(text, "oom" if oom else "error")
+
+
+def _text(error: BaseException) -> str:
+    """The first line of an exception, whose own text may fail."""
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:
+        lines = []
+    return lines[0] if isinstance(error, CaptureError) and lines else f"{type(error).__name__}: {(lines or ['?'])[0]}"
+
+
+def _line(error: BaseException) -> str:
+    """Where in the forward an exception was raised: the innermost line that is neither torch's nor ours."""
+    ours, torchs = str(Path(__file__).parents[1]), str(Path(torch.__file__).parent)
+    if isinstance(error, CaptureError):
+        return ""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith((ours, torchs, "<"))]
+    return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""

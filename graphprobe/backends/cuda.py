@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,29 @@ import torch
 from graphprobe.backends.base import Backend, Graph, capture_state, explained
 from graphprobe.errors import CaptureError
 from graphprobe.timers import EventTimer, Timer
+
+
+class _Order:
+    """The stream of the last replay among the wrappers of one pool: their graphs may use the same memory.
+
+    ``quick`` is the stream on which nothing need be looked at, -1 where there is none.
+    """
+
+    def __init__(self) -> None:
+        self.last: torch.cuda.Stream | None = None
+        self.raw = -1
+        self.quick = [-1]
+
+
+_ORDERS: weakref.WeakValueDictionary[Any, _Order] = weakref.WeakValueDictionary()
+
+
+def _caching() -> bool:
+    """Whether torch's caching allocator is in use."""
+    if any(f"PYTORCH_NO_{kind}_MEMORY_CACHING" in os.environ for kind in ("CUDA", "HIP")):
+        return False
+    known = getattr(torch._C, "_cuda_cudaCachingAllocator_is_enabled", None)
+    return known is None or bool(known())
 
 
 class CudaBackend(Backend):
@@ -29,12 +54,11 @@ class CudaBackend(Backend):
         # A stream of its own per wrapper: cuBLAS keeps one workspace per capture stream, and two graphs that
         # share one must not run at the same time.
         self._stream: torch.cuda.Stream | None = None
-        self._last: torch.cuda.Stream | None = None
-        self._last_raw = -1
+        self._pools: list[Any] = []
+        self._order = _ORDERS.setdefault(pool, _Order()) if pool is not None else _Order()
         self._raw_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
         self._device_now: Callable[[], int] = torch._C._cuda_getDevice
-        self._quick = [-1]
-        self.stream_check = (self._raw_stream, self.index, self._quick)
+        self.stream_check = (self._raw_stream, self.index, self._order.quick)
         self._capturing: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing
 
     def ready(self) -> bool:
@@ -44,14 +68,14 @@ class CudaBackend(Backend):
         """
         if self._device_now() != self.index or self._capturing():
             return False
-        raw = self._raw_stream(self.index)
-        if raw != self._last_raw:
+        raw, order = self._raw_stream(self.index), self._order
+        if raw != order.raw:
             now = torch.cuda.current_stream(self.index)
-            if self._last is not None:
-                now.wait_stream(self._last)
-            self._last, self._last_raw = now, raw
+            if order.last is not None:
+                now.wait_stream(order.last)
+            order.last, order.raw = now, raw
             # The default stream cannot be capturing; with one device the current one is ours.
-            self._quick[0] = 0 if raw == 0 and torch.cuda.device_count() == 1 else -1
+            order.quick[0] = 0 if raw == 0 and torch.cuda.device_count() == 1 else -1
         return True
 
     def capturing(self) -> bool:
@@ -59,8 +83,8 @@ class CudaBackend(Backend):
         return self._capturing()
 
     def _stream_now(self) -> torch.cuda.Stream:
-        if self._last is not None and self._raw_stream(self.index) == self._last_raw:
-            return self._last
+        if self._order.last is not None and self._raw_stream(self.index) == self._order.raw:
+            return self._order.last
         return torch.cuda.current_stream(self.index)
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
@@ -69,6 +93,8 @@ class CudaBackend(Backend):
 
     def capture(self, run: Callable[[], Any], generators: tuple[torch.Generator, ...] = ()) -> tuple[Graph, Any]:
         """The graph of ``run()``, captured on a side stream with the caller's stream and device restored."""
+        if not _caching():
+            raise CaptureError("torch's caching allocator is switched off: its memory cannot stay with a graph")
         with self.scope():
             if self._stream is None:
                 self._stream = torch.cuda.Stream(self.index)
@@ -98,6 +124,8 @@ class CudaBackend(Backend):
             cell.zero_()
             keeper.capture_end()
         self._keeper = keeper
+        if self.pool not in self._pools:
+            self._pools.append(self.pool)
 
     def _new_graph(self, generators: tuple[torch.Generator, ...]) -> Any:
         graph = torch.cuda.CUDAGraph()
@@ -120,6 +148,7 @@ class CudaBackend(Backend):
                 graph.capture_end()
             except Exception as error:
                 self._heal()
+                self._give_up_pool()
                 raise explained(error) from error
         if any("CUDA Graph is empty" in str(w.message) for w in caught):
             graph.reset()
@@ -135,6 +164,15 @@ class CudaBackend(Backend):
             graph.reset()
         except Exception:
             self._heal()
+            self._give_up_pool()
+
+    def _give_up_pool(self) -> None:
+        """Capture into another pool from now on: torch takes no more captures into one whose capture broke.
+
+        The graphs that are in it keep it. A pool of the caller's cannot be given up.
+        """
+        if self._given_pool is None:
+            self.pool, self._keeper = None, None
 
     def _heal(self) -> None:
         """Undo what torch leaves behind where the end of a capture failed (seen in 2.11).
@@ -153,24 +191,36 @@ class CudaBackend(Backend):
             empty.capture_end()
             empty.reset()
 
+    def loose(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor at the same address: the results of all buckets would add up in the pool if each were kept."""
+        if tensor.is_conj() or tensor.is_neg() or torch.cuda.get_allocator_backend() != "native":
+            return tensor
+        storage = tensor.untyped_storage()
+        twin = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), tensor.device, storage.nbytes())
+        with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+            fresh = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            return fresh.set_(twin, tensor.storage_offset(), tensor.shape, tensor.stride())
+
     def pool_bytes(self) -> int | None:
-        """Bytes of the segments that the allocator reserved for this pool."""
-        if self.pool is None:
-            return 0
+        """Bytes of the segments that the allocator reserved for the pool (for several, after a capture that broke)."""
         try:
-            segments = torch.cuda.memory_snapshot(self.pool)
+            return sum(self._bytes_of(pool) for pool in self._pools)
         except Exception:
             return None
-        return sum(
-            int(s["total_size"]) for s in segments if tuple(s.get("segment_pool_id", self.pool)) == tuple(self.pool)
-        )
+
+    def _bytes_of(self, pool: Any) -> int:
+        segments = torch.cuda.memory_snapshot(pool)
+        return sum(int(s["total_size"]) for s in segments if tuple(s.get("segment_pool_id", pool)) == tuple(pool))
 
     def release(self) -> None:
         """Forget the pool; a later capture starts a new one."""
         if self._keeper is not None:
             self._keeper.reset()
-        self.pool, self._keeper = self._given_pool, None
+        self.pool, self._keeper, self._pools = self._given_pool, None, []
         self._stream = None
+        # Else the pool's memory stays reserved, and a capture cannot have it.
+        with self.scope():
+            torch.cuda.empty_cache()
 
     def synchronize(self) -> None:
         """Wait for the device."""

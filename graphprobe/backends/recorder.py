@@ -7,18 +7,20 @@ host. It is no model of a graph's speed.
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphprobe.backends.base import Backend, capture_state, explained
 from graphprobe.errors import CaptureError
+from graphprobe.operators import caller, composed, draws, tensors_in, writes_of
 from graphprobe.timers import ClockTimer, Timer
-from graphprobe.watch import alias, caller, storage, tensors_in, writes_of
+from graphprobe.watch import HostReads, alias, storage
 
 Step = Callable[[], None]
 
@@ -41,6 +43,26 @@ class Tape:
         self.steps, self.views, self.made = [], [], []
 
 
+class _Saved:
+    """What a tensor held before the run, and which elements the run has changed; the rest is other threads'."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.before = tensor.clone()
+        self.changed = torch.zeros(tensor.shape, dtype=torch.bool)
+
+    def note(self) -> None:
+        """Look at what an operator has just changed."""
+        self.changed |= self.tensor != self.before
+
+    def restore(self) -> None:
+        """Put it back."""
+        # Elements that share memory cannot have been written; memory that was freed since cannot be written any more.
+        with contextlib.suppress(RuntimeError):
+            if self.tensor.untyped_storage().nbytes() >= self.before.untyped_storage().nbytes():
+                self.tensor.copy_(torch.where(self.changed, self.before, self.tensor))
+
+
 class _Recording(TorchDispatchMode):
     """Runs each operator and writes it on a tape. ``undo`` holds what the run changed outside."""
 
@@ -48,38 +70,58 @@ class _Recording(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.tape = tape
         self.generators = generators
-        self.undo: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.refused = ""
+        self.drew = False
+        self.undo: dict[Any, _Saved] = {}
         # What the forward sees, by its id, with the twin that the tape has of it; and back, by the twin's id.
         self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._seen: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._made: set[int] = set()
-        self._saved: set[int] = set()
+
+    supports_higher_order_operators = True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if not isinstance(func, torch._ops.OpOverload):
+            self._refuse(f"{func.name()} runs Python of its own, which a graph cannot ({caller()})")
+        own = any(isinstance(value, torch.Generator) for value in (*args, *(kwargs or {}).values()))
+        self.drew = self.drew or (not own and draws(func, args, kwargs or {}))
+        if composed(func, "cpu"):
+            with self:
+                result = func.decompose(*args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return result
         self._check(func, (*args, *(kwargs or {}).values()))
         held = self._hold(args)
         named = {name: self._hold(value) for name, value in (kwargs or {}).items()}
         written = list(writes_of(func, held, named))
-        for tensor in written:
-            self._save(tensor)
+        saved = [entry for tensor in written if (entry := self._saved(tensor)) is not None]
         result = func(*held, **named)
+        for entry in saved:
+            entry.note()
         self._record(func, held, named, result, bool(written))
         return self._give(result)
 
     def _check(self, func: Any, values: tuple[Any, ...]) -> None:
-        if torch.Tag.inplace_view in func.tags:
-            raise CaptureError(f"{func} changes the shape of a tensor in place ({caller()})")
+        if torch.Tag.inplace_view in func.tags and func.name() != "aten::detach_":
+            self._refuse(f"{func} changes the shape of a tensor in place ({caller()})")
         for value in values:
             if isinstance(value, torch.Generator) and not any(_same(value, g) for g in self.generators):
-                raise CaptureError(f"{func} uses a generator that is not named in generators= ({caller()})")
+                self._refuse(f"{func} uses a generator that is not named in generators= ({caller()})")
 
-    def _save(self, tensor: torch.Tensor) -> None:
-        if storage(tensor) not in self._made and storage(tensor) not in self._saved:
-            self._saved.add(storage(tensor))
-            whole = _whole(tensor)
-            self.undo.append((whole, whole.clone()))
+    def _refuse(self, text: str) -> None:
+        self.refused = self.refused or text
+        raise CaptureError(text)
+
+    def _saved(self, tensor: torch.Tensor) -> _Saved | None:
+        """What a tensor from outside is before it is first written."""
+        place = (storage(tensor), tensor.storage_offset(), tensor.shape, tensor.stride())
+        if storage(tensor) in self._made:
+            return None
+        if place not in self.undo:
+            self.undo[place] = _Saved(tensor)
+        return self.undo[place]
 
     def _hold(self, value: Any) -> Any:
         """``value`` with a twin in place of every tensor: its present memory as a tensor of the tape's own.
@@ -122,29 +164,13 @@ class _Recording(TorchDispatchMode):
 
     def restore(self) -> None:
         """Put back what the recording run changed in place."""
-        for target, saved in reversed(self.undo):
-            target.copy_(saved)
+        for saved in reversed(self.undo.values()):
+            saved.restore()
 
 
 def _same(a: torch.Generator, b: torch.Generator) -> bool:
     # An operator gets a wrapper of its own of the generator, so identity says nothing.
     return a is b or torch.equal(a.get_state(), b.get_state())
-
-
-class _HostReads(TorchFunctionMode):
-    """Refuses what hands a tensor's content to the host without an operator, as a CUDA capture would."""
-
-    NAMES = ("numpy", "tolist", "__array__", "__dlpack__", "item", "__contains__")
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if getattr(func, "__name__", "") in self.NAMES:
-            raise CaptureError(f"{func.__name__}() needs a value on the host, which a graph cannot give ({caller()})")
-        return func(*args, **(kwargs or {}))
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    count = tensor.untyped_storage().nbytes() // tensor.element_size()
-    return alias(tensor).as_strided((count,), (1,), 0)
 
 
 def _step(func: Any, args: Any, kwargs: dict[str, Any], outs: list[torch.Tensor], fresh: list[int]) -> Step:
@@ -166,6 +192,23 @@ def _step(func: Any, args: Any, kwargs: dict[str, Any], outs: list[torch.Tensor]
     return several
 
 
+MARK = 0x67726170
+"""A seed that tells whether a forward sets one of its own."""
+
+
+def _marked(generator: torch.Generator, seed: int) -> torch.Tensor:
+    generator.manual_seed(seed)
+    return generator.get_state()
+
+
+def _uncompiled() -> contextlib.AbstractContextManager[Any]:
+    """Compiled code runs uncompiled inside: left alone, it would give up compiling for good under our mode."""
+    if "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()
+    stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
+
+
 class RecorderBackend(Backend):
     """Records on the CPU."""
 
@@ -179,10 +222,19 @@ class RecorderBackend(Backend):
         """The tape of ``run()``. In-place changes of the recording run are undone, so the first replay is the run."""
         allowed = (torch.default_generator, *generators)
         tape, states = Tape(), [(g, g.get_state()) for g in allowed]
-        recording = _Recording(tape, allowed)
+        recording, reads = _Recording(tape, allowed), HostReads()
+        marked = [_marked(generator, MARK + i) for i, generator in enumerate(allowed)]
         try:
-            with capture_state(), _HostReads(), recording:
+            with capture_state(), _uncompiled(), reads, recording:
                 result = run()
+            if refused := recording.refused or reads.refused:
+                # The forward has caught what was raised inside it.
+                raise CaptureError(refused)
+            if not tape.steps:
+                raise CaptureError("the forward runs no operator, so there is nothing to replay")
+            seeded = any(g.initial_seed() != MARK + i for i, g in enumerate(allowed))
+            if seeded or (recording.drew and torch.equal(torch.default_generator.get_state(), marked[0])):
+                raise CaptureError("the forward seeds a generator or puts its state back, which a replay would not")
         except BaseException as error:
             tape.reset()
             if isinstance(error, Exception):

@@ -124,7 +124,10 @@ def _cumulative(counts: tuple[int, ...]) -> list[tuple[str, float]]:
     return found
 
 
-_registered: weakref.WeakKeyDictionary[CollectorRegistry, Collector] = weakref.WeakKeyDictionary()
+# Kept where this module is loaded again: the registries still have their collectors.
+_registered: weakref.WeakKeyDictionary[CollectorRegistry, Collector] = globals().get(
+    "_registered", weakref.WeakKeyDictionary()
+)
 
 
 def register(registry: CollectorRegistry | None = None, ledger: Ledger | None = None) -> Collector:

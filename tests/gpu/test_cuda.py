@@ -111,7 +111,7 @@ def test_a_failed_capture_leaves_stream_allocator_and_later_captures_intact() ->
 
 
 def test_a_capture_that_the_driver_refuses_is_survived() -> None:
-    """A sync that the dispatcher does not show (torch.cuda.synchronize) breaks the capture itself."""
+    """A sync that the dispatcher does not show breaks the capture itself, and no more (H26, pytorch/pytorch#190348)."""
 
     def bad(x: torch.Tensor) -> torch.Tensor:
         torch.cuda.synchronize()
@@ -126,7 +126,7 @@ def test_a_capture_that_the_driver_refuses_is_survived() -> None:
 
 
 def test_twenty_failed_captures_reserve_no_more_than_one() -> None:
-    """The pool is shared, so failures do not add up."""
+    """The pool is shared, so failures do not add up (H26, pytorch/pytorch#190348)."""
 
     def bad(x: torch.Tensor) -> torch.Tensor:
         y = torch.empty(4 << 20, device="cuda")
@@ -166,7 +166,7 @@ def test_reset_gives_the_pool_back() -> None:
 
 
 def test_timed_calls_never_synchronize() -> None:
-    """With torch's sync debug mode set to error, a hundred timed calls pass, and samples arrive."""
+    """In torch's sync debug mode "error" a hundred timed calls pass, and samples arrive (H82, vllm#36542)."""
     module = linear()
     graphed = capture(lambda x: module(x), buckets=[2], timing=1, name="timed")
     x = rows(2)
@@ -212,7 +212,10 @@ def test_another_stream_and_another_thread_get_their_own_results() -> None:
 
 
 def test_another_thread_that_uses_the_device_does_not_break_a_capture() -> None:
-    """Captures run in thread-local mode: a thread that pins memory all the time is not disturbed, nor disturbs."""
+    """A thread that pins memory all the time is not disturbed, nor disturbs (H53, LibreYOLO/libreyolo#681).
+
+    Captures run in thread-local mode.
+    """
     module, stop, errors = linear(), threading.Event(), []
 
     def pin() -> None:
@@ -238,7 +241,7 @@ def test_another_thread_that_uses_the_device_does_not_break_a_capture() -> None:
 
 
 def test_cpu_work_is_refused_with_a_reason() -> None:
-    """A forward that reads a CPU tensor from outside would freeze its value: it stays eager."""
+    """A forward that reads a CPU tensor from outside would freeze its value: it is eager (H23, pytorch#88754)."""
     scale = torch.full((4, 64), 2.0)
     graphed = capture(lambda x: x * scale.cuda(), buckets=[4], name="cpu value")
     for _ in range(4):
@@ -248,7 +251,7 @@ def test_cpu_work_is_refused_with_a_reason() -> None:
 
 
 def test_dropout_draws_anew_on_every_replay() -> None:
-    """Random numbers advance with each replay, and a seed repeats them."""
+    """Random numbers advance with each replay, and a seed repeats them (H19, pytorch/pytorch#84614)."""
     graphed = capture(lambda x: x + torch.rand_like(x), buckets=[4], name="random")
     x = rows(4)
     for _ in range(2):
@@ -300,7 +303,7 @@ def test_warmup_captures_largest_first_and_closes_the_set() -> None:
 
 
 def test_buckets_of_one_pool_replay_in_any_order() -> None:
-    """Three graphs share a pool; two hundred replays in random order equal eager, with results kept meanwhile."""
+    """Three graphs, one pool: 200 replays in random order equal eager, results kept (H56, pytorch/pytorch#166975)."""
     module = linear()
     graphed = capture(lambda x: module(x), buckets=[2, 4, 8], name="one pool")
     for n in (8, 4, 2) * 2:
@@ -342,7 +345,7 @@ def test_a_wrapper_on_the_current_device_leaves_the_callers_stream_current() -> 
 
 
 def test_a_call_inside_a_foreign_capture_becomes_part_of_it() -> None:
-    """Somebody else captures a graph around a captured forward: theirs works, ours does not replay inside."""
+    """Somebody else captures around a captured forward: theirs works, ours does not replay inside (H85, warp#556)."""
     module = linear()
     graphed = capture(lambda x: module(x), buckets=[4], name="foreign")
     x = rows(4)
@@ -364,7 +367,7 @@ def test_a_call_inside_a_foreign_capture_becomes_part_of_it() -> None:
 
 
 def test_out_of_memory_keeps_the_buckets_that_fit() -> None:
-    """A bucket whose forward does not fit is reported as oom; the others serve."""
+    """A bucket whose forward does not fit is reported as oom; the others serve (H27, pytorch/pytorch#159594)."""
 
     def step(x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] == 8 and torch.cuda.is_current_stream_capturing():
