@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,26 @@ def own_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LEDGER, "forwards", {})
     # Modules are looked at whenever their turn comes, however fast the test serves.
     monkeypatch.setattr(attributes, "PAUSE", 0.0)
+
+
+@pytest.fixture(params=["no_grad", "inference_mode"])
+def both_modes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The two modes in which engines serve; random numbers are the same in each test."""
+    import torch
+
+    torch.manual_seed(0)
+    with getattr(torch, request.param)():
+        yield
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """What graphprobe has logged since it was asked last."""
+    caplog.set_level(logging.INFO, logger="graphprobe")
+
+    def since() -> list[str]:
+        texts = [record.getMessage() for record in caplog.records if record.name == "graphprobe"]
+        caplog.clear()
+        return texts
+
+    return since

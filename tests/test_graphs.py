@@ -25,33 +25,13 @@ from graphprobe.graphed import capture
 from graphprobe.routes import CHECK
 from graphprobe.snapshot import Row
 from graphprobe.watch import HostReads, Watch
+from tests.helpers import counts, recorded, rows
 
-pytestmark = pytest.mark.usefixtures("own_forwards")
-
-recorded = functools.partial(capture, backend="recorder")
-
-
-@pytest.fixture(autouse=True, params=[torch.no_grad, torch.inference_mode], ids=["no_grad", "inference"])
-def mode(request: pytest.FixtureRequest) -> Iterator[None]:
-    torch.manual_seed(0)
-    with request.param():
-        yield
-
-
-def rows(n: int, width: int = 3) -> torch.Tensor:
-    return torch.randn(n, width)
+pytestmark = pytest.mark.usefixtures("own_forwards", "both_modes")
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
     return x * 2
-
-
-def counts(forward: Any) -> dict[str, int]:
-    """Calls by reason; those that a graph served under ``graph``."""
-    found: collections.Counter[str] = collections.Counter()
-    for row in forward.snapshot().rows:
-        found[str(row.reason or "graph")] += row.calls
-    return dict(found)
 
 
 def serve(forward: Any, *sizes: int) -> None:
@@ -475,7 +455,7 @@ def test_a_call_without_a_batch_dimension() -> None:
     assert {"signature": 2} == counts(forward)
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad], indirect=True)
+@pytest.mark.parametrize("both_modes", ["no_grad"], indirect=True)
 def test_grad_of_arguments() -> None:
     """In grad mode an input that requires grad is eager and gets its gradient; without grad mode it is a graph."""
     forward = recorded(double, buckets=[2])
@@ -490,7 +470,7 @@ def test_grad_of_arguments() -> None:
     assert {"grad": 3, "warmup": 1, "graph": 2} == counts(forward)
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad], indirect=True)
+@pytest.mark.parametrize("both_modes", ["no_grad"], indirect=True)
 def test_grad_of_what_the_forward_closes_over() -> None:
     """A weight outside the arguments that requires grad is seen by its result, before the first replay."""
     linear = torch.nn.Linear(3, 3)
@@ -527,7 +507,7 @@ def test_training() -> None:
     assert {"graph": 3, "warmup": 1, "training": 2} == counts(model.forward)
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad], indirect=True)
+@pytest.mark.parametrize("both_modes", ["no_grad"], indirect=True)
 def test_modes_have_their_own_graphs() -> None:
     """inference_mode and autocast are signatures: results have eager's dtype in each."""
     weight = rows(3)
@@ -1270,7 +1250,7 @@ def test_threads_get_their_own_results(switching: None, attempt: int) -> None:
     assert {1: 1, 2: 1, 4: 1} == forward.snapshot().captures
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad], indirect=True)
+@pytest.mark.parametrize("both_modes", ["no_grad"], indirect=True)
 def test_a_call_during_a_capture_is_not_kept_waiting() -> None:
     """While one thread captures, another is served eagerly with reason busy."""
     entered, leave = threading.Event(), threading.Event()

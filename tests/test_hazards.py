@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import copy
 import functools
 import os
@@ -28,10 +27,10 @@ from graphprobe.routes import CHECK
 from graphprobe.sampling import Sampler
 from graphprobe.timers import EventTimer
 from graphprobe.verify import Verifier
+from tests.helpers import counts, recorded, rows
 
 pytestmark = pytest.mark.usefixtures("own_forwards")
 
-recorded = functools.partial(capture, backend="recorder")
 Forward = Callable[..., Any]
 
 
@@ -40,18 +39,6 @@ def mode(request: pytest.FixtureRequest) -> Iterator[Any]:
     torch.manual_seed(0)
     with request.param():
         yield request.param
-
-
-def rows(n: int, width: int = 3) -> torch.Tensor:
-    return torch.randn(n, width)
-
-
-def counts(forward: Any) -> dict[str, int]:
-    """Calls by reason; those that a graph served under ``graph``."""
-    found: collections.Counter[str] = collections.Counter()
-    for row in forward.snapshot().rows:
-        found[str(row.reason or "graph")] += row.calls
-    return dict(found)
 
 
 def causes(forward: Any) -> str:

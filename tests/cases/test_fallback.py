@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import collections
-import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,38 +12,12 @@ import torch
 
 import graphprobe
 from graphprobe.errors import ConfigError
-from graphprobe.graphed import capture
 from graphprobe.ledger import CAUSES
 from graphprobe.observe import observe
 from graphprobe.snapshot import Row, Snapshot
+from tests.helpers import counts, recorded, rows
 
-pytestmark = pytest.mark.usefixtures("own_forwards")
-
-recorded = functools.partial(capture, backend="recorder")
-
-
-@pytest.fixture(autouse=True, params=[torch.no_grad, torch.inference_mode], ids=["no_grad", "inference"])
-def mode(request: pytest.FixtureRequest) -> Iterator[None]:
-    torch.manual_seed(0)
-    with request.param():
-        yield
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """What graphprobe has logged since it was asked last."""
-    caplog.set_level(logging.INFO, logger="graphprobe")
-
-    def since() -> list[str]:
-        texts = [record.getMessage() for record in caplog.records if record.name == "graphprobe"]
-        caplog.clear()
-        return texts
-
-    return since
-
-
-def rows(n: int, width: int = 3) -> torch.Tensor:
-    return torch.randn(n, width)
+pytestmark = pytest.mark.usefixtures("own_forwards", "both_modes")
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
@@ -60,14 +32,6 @@ def serve(forward: Any, *sizes: int) -> None:
     for n in sizes:
         x = rows(n)
         assert torch.equal(double(x), forward(x))
-
-
-def counts(forward: Any) -> dict[str, int]:
-    """Calls by reason; those that a graph served under ``graph``."""
-    found: collections.Counter[str] = collections.Counter()
-    for row in forward.snapshot().rows:
-        found[str(row.reason or "graph")] += row.calls
-    return dict(found)
 
 
 # -- H01, H02: a largest size without a bucket -----------------------------------------------------------------------

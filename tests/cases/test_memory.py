@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-import functools
 import gc
 from collections.abc import Iterator
 from typing import Any
@@ -12,27 +10,17 @@ import pytest
 import torch
 
 import graphprobe
-from graphprobe.graphed import capture
 from graphprobe.metrics import forward_samples
 from graphprobe.signatures import Signature
+from tests.helpers import counts, recorded
 
 pytestmark = pytest.mark.usefixtures("own_forwards")
-
-recorded = functools.partial(capture, backend="recorder")
 
 
 @pytest.fixture(autouse=True)
 def inference() -> Iterator[None]:
     with torch.inference_mode():
         yield
-
-
-def counts(forward: Any) -> dict[str, int]:
-    """Calls by reason; those that a graph served under ``graph``."""
-    found: collections.Counter[str] = collections.Counter()
-    for row in forward.snapshot().rows:
-        found[str(row.reason or "graph")] += row.calls
-    return dict(found)
 
 
 def known_signatures() -> int:

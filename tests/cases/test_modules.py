@@ -8,7 +8,7 @@ import inspect
 import io
 import pickle
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,16 +19,9 @@ from graphprobe.graphed import capture
 from graphprobe.ledger import LEDGER
 from graphprobe.routes import CHECK
 
-pytestmark = pytest.mark.usefixtures("own_forwards")
+pytestmark = pytest.mark.usefixtures("own_forwards", "both_modes")
 
 recorded = functools.partial(capture, buckets=[2, 4], backend="recorder")
-
-
-@pytest.fixture(autouse=True, params=[torch.no_grad, torch.inference_mode], ids=["no_grad", "inference"])
-def mode(request: pytest.FixtureRequest) -> Iterator[None]:
-    torch.manual_seed(0)
-    with request.param():
-        yield
 
 
 def rows(n: int = 2) -> torch.Tensor:

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from graphprobe.errors import ConfigError
-from graphprobe.graphed import capture
 from graphprobe.metrics import forward_samples
 from graphprobe.snapshot import Row
+from tests.helpers import recorded
 
-pytestmark = pytest.mark.usefixtures("own_forwards")
-
-recorded = functools.partial(capture, backend="recorder")
-
-
-@pytest.fixture(autouse=True, params=[torch.no_grad, torch.inference_mode], ids=["no_grad", "inference"])
-def mode(request: pytest.FixtureRequest) -> Iterator[None]:
-    torch.manual_seed(0)
-    with request.param():
-        yield
+pytestmark = pytest.mark.usefixtures("own_forwards", "both_modes")
 
 
 def rows(n: int) -> torch.Tensor:

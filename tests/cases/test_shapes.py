@@ -7,40 +7,15 @@ import dataclasses
 import functools
 import itertools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from graphprobe.graphed import capture
+from tests.helpers import causes, counts, recorded, rows
 
-pytestmark = pytest.mark.usefixtures("own_forwards")
-
-recorded = functools.partial(capture, backend="recorder")
-
-
-@pytest.fixture(autouse=True, params=[torch.no_grad, torch.inference_mode], ids=["no_grad", "inference"])
-def mode(request: pytest.FixtureRequest) -> Iterator[None]:
-    torch.manual_seed(0)
-    with request.param():
-        yield
-
-
-def rows(n: int, width: int = 3) -> torch.Tensor:
-    return torch.randn(n, width)
-
-
-def counts(forward: Any) -> dict[str, int]:
-    """Calls by reason; those that a graph served under ``graph``."""
-    found: collections.Counter[str] = collections.Counter()
-    for row in forward.snapshot().rows:
-        found[str(row.reason or "graph")] += row.calls
-    return dict(found)
-
-
-def causes(forward: Any) -> str:
-    return " | ".join(forward.snapshot().causes.values())
+pytestmark = pytest.mark.usefixtures("own_forwards", "both_modes")
 
 
 # -- H47: the batch size is never the whole key ----------------------------------------------------------------------

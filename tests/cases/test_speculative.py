@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,24 +12,11 @@ import torch
 
 import graphprobe
 from graphprobe.errors import ConfigError
-from graphprobe.graphed import capture
 from graphprobe.observe import observe
 from graphprobe.snapshot import Row
+from tests.helpers import counts, recorded, rows
 
-pytestmark = pytest.mark.usefixtures("own_forwards")
-
-recorded = functools.partial(capture, backend="recorder")
-
-
-@pytest.fixture(autouse=True, params=[torch.no_grad, torch.inference_mode], ids=["no_grad", "inference"])
-def mode(request: pytest.FixtureRequest) -> Iterator[None]:
-    torch.manual_seed(0)
-    with request.param():
-        yield
-
-
-def rows(n: int, width: int = 3) -> torch.Tensor:
-    return torch.randn(n, width)
+pytestmark = pytest.mark.usefixtures("own_forwards", "both_modes")
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
@@ -41,14 +26,6 @@ def double(x: torch.Tensor) -> torch.Tensor:
 def in_requests(tokens: int) -> Callable[[int], tuple[tuple[Any, ...], dict[str, Any]]]:
     """The inputs of ``bucket`` requests of so many tokens each."""
     return lambda bucket: ((rows(bucket * tokens),), {})
-
-
-def counts(forward: Any) -> dict[str, int]:
-    """Calls by reason; those that a graph served under ``graph``."""
-    found: collections.Counter[str] = collections.Counter()
-    for row in forward.snapshot().rows:
-        found[str(row.reason or "graph")] += row.calls
-    return dict(found)
 
 
 def serve(forward: Any, *sizes: int) -> None:

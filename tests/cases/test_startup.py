@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import collections
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,8 +10,9 @@ import torch
 
 from graphprobe import timers
 from graphprobe.graphed import capture
+from tests.helpers import counts
 
-pytestmark = pytest.mark.usefixtures("own_forwards")
+pytestmark = pytest.mark.usefixtures("own_forwards", "both_modes")
 
 recorded = functools.partial(capture, backend="recorder", timing=1, name="decode")
 
@@ -47,23 +46,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-@pytest.fixture(autouse=True, params=[torch.no_grad, torch.inference_mode], ids=["no_grad", "inference"])
-def mode(request: pytest.FixtureRequest) -> Iterator[None]:
-    torch.manual_seed(0)
-    with request.param():
-        yield
-
-
 def make_inputs(bucket: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (torch.randn(bucket, 3),), {}
-
-
-def counts(forward: Any) -> dict[str, int]:
-    """Calls by reason; those that a graph served under ``graph``."""
-    found: collections.Counter[str] = collections.Counter()
-    for row in forward.snapshot().rows:
-        found[str(row.reason or "graph")] += row.calls
-    return dict(found)
 
 
 def seconds(forward: Any, path: str) -> list[tuple[int, float]]:

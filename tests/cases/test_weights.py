@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import types
@@ -12,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from graphprobe.graphed import capture
+from tests.helpers import causes, counts, recorded, rows
 
 pytestmark = pytest.mark.usefixtures("own_forwards")
 
-recorded = functools.partial(capture, backend="recorder")
 
 BOUND = 64
 """Calls of one batch size within which a change that no weak reference tells of is noticed (docs/limits.md)."""
@@ -27,22 +25,6 @@ def inference() -> Iterator[None]:
     torch.manual_seed(0)
     with torch.inference_mode():
         yield
-
-
-def rows(n: int, width: int = 3) -> torch.Tensor:
-    return torch.randn(n, width)
-
-
-def counts(forward: Any) -> dict[str, int]:
-    """Calls by reason; those that a graph served under ``graph``."""
-    found: collections.Counter[str] = collections.Counter()
-    for row in forward.snapshot().rows:
-        found[str(row.reason or "graph")] += row.calls
-    return dict(found)
-
-
-def causes(forward: Any) -> str:
-    return " | ".join(forward.snapshot().causes.values())
 
 
 def fresh(*shape: int) -> torch.Tensor:
