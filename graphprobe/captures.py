@@ -175,7 +175,7 @@ class Captures:
         if reason is FallbackReason.VERIFY_FAILED or moves >= MOVES or not self.may_capture():
             signature.lost[bucket] = reason
             text += "; it stays eager"
-            if reason is FallbackReason.STATIC_MOVED:
+            if reason is FallbackReason.STATIC_MOVED and not captured.life.text:
                 text += " (per-step tensors outside the arguments need context=)"
         self.entry.explain(f"{reason}/{bucket}/{moves}", text)
         return reason
