@@ -27,6 +27,7 @@ from graphprobe.routes import (
     Route,
     Schedule,
     Serve,
+    Strays,
     eager_route,
     graph_route,
     strays,
@@ -275,6 +276,8 @@ class GraphSet:
         modes = dispatch_modes()
         captured = None if work is None else work.captured
         check = strays(statics, limits, captured, modes if modes[2] else None, twins(call.tensors))
+        if decision.reason is FallbackReason.DISTRIBUTED:
+            check = _while_distributed(check)
         training = bool(self._module and owner.training)
         guard = compile_guard(call.tensors, narrow)
         sampled = self.sampler.sampled(decision, call.phase, work)
@@ -352,7 +355,6 @@ PASSING = frozenset(
     {
         FallbackReason.WARMUP,
         FallbackReason.BUSY,
-        FallbackReason.DISTRIBUTED,
         FallbackReason.STATIC_MOVED,
         FallbackReason.WEIGHTS_MOVED,
         FallbackReason.VERIFY_FAILED,
@@ -361,6 +363,15 @@ PASSING = frozenset(
     }
 )
 """Reasons of one call, not of the next one like it."""
+
+
+def _while_distributed(check: Strays | None) -> Strays:
+    """``check``, for a decision that holds as long as there is a process group."""
+
+    def gone(tensors: tuple[torch.Tensor, ...]) -> bool:
+        return not torch.distributed.is_initialized() or (check is not None and check(tensors))
+
+    return gone
 
 
 _LIVING: weakref.WeakSet[GraphSet] = weakref.WeakSet()

@@ -31,6 +31,9 @@ CHECK = 64
 Serve = Callable[[Any, tuple[Any, ...], dict[str, Any], tuple[torch.Tensor, ...], Cell], Any]
 """(owner, args, kwargs, tensors, cell) -> the forward's result, or MISS."""
 
+Strays = Callable[[tuple[torch.Tensor, ...]], bool]
+"""Whether a call is not the route's although its guard passes."""
+
 Sampled = Callable[[list[str], Serve, tuple[Any, ...]], Any]
 """(what is due, serve, serve's arguments) -> the result of serving, or MISS."""
 
@@ -159,7 +162,7 @@ class Route:
         grad: bool | None,
         modes: int,
         training: bool,
-        strays: Callable[[tuple[torch.Tensor, ...]], bool] | None,
+        strays: Strays | None,
         serve: Serve,
         schedule: Schedule,
         sampled: Sampled,
@@ -291,7 +294,7 @@ def strays(
     captured: Captured | None,
     modes: tuple[Any, ...] | None,
     twins: list[tuple[int, int, bool]] | None = None,
-) -> Callable[[tuple[torch.Tensor, ...]], bool] | None:
+) -> Strays | None:
     """A check of what a guard does not see: True where a call is not the route's. None: there is nothing to check.
 
     Addresses of static tensors (tensor index, address), widths of narrow ones (tensor index, dimension, least, most),
@@ -315,7 +318,7 @@ def strays(
     return check
 
 
-def _strangers(twins: list[tuple[int, int, bool]]) -> Callable[[tuple[torch.Tensor, ...]], bool]:
+def _strangers(twins: list[tuple[int, int, bool]]) -> Strays:
     """:func:`strays` where nothing but the identity of tensors can differ."""
 
     def check(tensors: tuple[torch.Tensor, ...]) -> bool:
