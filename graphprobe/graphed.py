@@ -62,7 +62,9 @@ def capture(target: Any = None, /, **options: Any) -> Any:
       ``generators``: torch's own objects.
     - ``agree``: a callable from the local size to the size that all ranks use, None where one of them cannot.
     - ``timing`` (64): one call in N per path and bucket is timed. ``verify`` (0): one graph call in N is compared with
-      eager, within ``verify_tol``; ``state``: ``"rewrites"``, or the tensors to save and restore around the second run.
+      eager, within ``verify_tol``; ``state``: the tensors to save and restore around the second run, or ``"rewrites"``:
+      what is written is written again with the same values, as a cache's rows are; small tensors (a position) are put
+      back.
     - ``registry``: a prometheus_client registry that shows the metrics, too.
 
     Raises ConfigError for an argument outside the contract. The forward runs exactly once per call on the device;

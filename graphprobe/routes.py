@@ -23,7 +23,7 @@ from graphprobe.reasons import FallbackReason
 from graphprobe.signature import Guard, Picker, dispatch_modes
 from graphprobe.staging import Copier, Input, Staging
 from graphprobe.turn import MISS, WAIT, Turn
-from graphprobe.watch import Pointers, Watch, follow, storage
+from graphprobe.watch import Pointers, Watch, alias, follow, storage
 
 CHECK = 64
 """Calls of one route between two looks at the addresses of all weights and at the attributes of modules."""
@@ -66,6 +66,7 @@ class Captured:
         "_refs",
         "bucket",
         "checks",
+        "counters",
         "graph",
         "life",
         "outputs",
@@ -98,6 +99,7 @@ class Captured:
         self.schedules: dict[int, Schedule] = {}
         self.written = tuple(staging.inputs[i].index for i in watch.written)
         self.random = watch.random
+        self.counters = [alias(tensor) for tensor in watch.counters.values()]
         self.life = Life()
         # The callback holds the life, not the graph: a cycle would keep the pool until the next collection.
         self._refs = follow(outside, self.life.lose)

@@ -76,6 +76,10 @@ class Verifier:
         state = self.options.state
         declared = [] if state is None or isinstance(state, str) else state
         named = {f"state[{i}]": tensor for i, tensor in enumerate(declared)}
+        if state == "rewrites":
+            # A cache is written with the same values again; a position beside it would move twice.
+            counters = work.captured.counters
+            named |= {f"written tensor {i} of shape {list(t.shape)}": t for i, t in enumerate(counters)}
         return named | {item.path: tensors[item.index] for item, _ in work.back}
 
     def _drift(self, touched: dict[str, torch.Tensor], left: list[torch.Tensor]) -> str | None:

@@ -47,6 +47,10 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     return fresh
 
 
+SMALL = 1 << 16
+"""Bytes of a written tensor up to which it may be a position or a length that moves, rather than a cache."""
+
+
 class Watch(TorchDispatchMode):
     """Sees every operator of a capture. ``device`` is the one that the graph runs on.
 
@@ -67,6 +71,7 @@ class Watch(TorchDispatchMode):
         self.written: set[int] = set()
         self.writes_outside: list[str] = []
         self.landed: list[tuple[str, int]] = []
+        self.counters: dict[Any, torch.Tensor] = {}
         self._staged = {storage(t): i for i, t in enumerate(staged)}
         self._made: set[int] = set()
         self._outer: set[int] = set()
@@ -184,6 +189,8 @@ class Watch(TorchDispatchMode):
         elif self.outside(tensor) and not self._compilers(tensor):
             self.writes_outside.append(str(func))
             self.landed.append((str(func), storage(tensor)))
+            if not self.lenient and tensor.untyped_storage().nbytes() <= SMALL:
+                self.counters[storage(tensor), tensor.storage_offset(), tensor.shape] = tensor
 
     def _result(self, tensor: torch.Tensor) -> None:
         key = storage(tensor)

@@ -487,3 +487,28 @@ def test_a_mismatch_leaves_no_cycle_that_holds_the_module() -> None:
         assert None is gone()
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_position_beside_a_cache_that_rewrites_moves_once(every: int) -> None:
+    """``state="rewrites"`` covers a cache; a length that the forward counts up is put back for the second run."""
+
+    def make() -> tuple[torch.Tensor, torch.Tensor, Any]:
+        cache, length = torch.zeros(64 << 10, 3), torch.zeros(1, dtype=torch.long)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            cache.index_copy_(0, length + torch.arange(x.shape[0]), x)
+            length.add_(x.shape[0])
+            return x + cache[:32].sum(0)
+
+        return cache, length, step
+
+    cache, length, step = make()
+    other, at, plain = make()
+    forward = recorded(step, verify=every, state="rewrites")
+    for _ in range(12):
+        x = torch.randn(2, 3)
+        assert torch.equal(plain(x), forward(x))
+        assert at.tolist() == length.tolist()
+    assert torch.equal(other, cache)
+    assert {} == forward.snapshot().mismatches
