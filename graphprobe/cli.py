@@ -134,6 +134,26 @@ def cover(
 
 
 @app.command()
+def check(
+    source: Annotated[
+        str, typer.Argument(metavar="[SOURCE]", help="URL of an exporter or of a page of metrics, file, or -.")
+    ] = sources.DEFAULT,
+    wait: Annotated[
+        float | None,
+        typer.Option(min=0, max=3600, help="Seconds to a second read, for counters that fall; a URL: 1, a file: none."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Tell whether a page of metrics keeps the contract; exit status 1 where it does not, 2 where there is none."""
+    from graphprobe.tools.check import check as held_against_the_contract
+
+    report = held_against_the_contract(source, wait=wait)
+    typer.echo(report.to_json() if json else report)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
 def version() -> None:
     """Print the versions of graphprobe, of its metric contract and of torch."""
     info = metrics.build_info()

@@ -15,6 +15,8 @@ import pytest
 from graphprobe.cli import app
 from graphprobe.metrics import CATALOGUE
 from graphprobe.reasons import FallbackReason
+from graphprobe.tools.check import check
+from graphprobe.tools.contract import WORDS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -126,6 +128,46 @@ def test_a_row_says_what_is_true_today(row: Any) -> None:
     assert bool(row.bound) == (row.detected == "late")
     assert bool(row.verify) == (row.detected == "no")
     assert "|" not in row.hazard + row.does + row.bound + row.verify
+
+
+METRICS = load(ROOT / "docs" / "metrics.py")
+
+
+def test_the_page_of_metrics_is_made_from_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/metrics.md is what docs/metrics.py prints."""
+    METRICS.main()
+    assert (ROOT / "docs" / "metrics.md").read_text() == capsys.readouterr().out
+
+
+def test_every_metric_has_one_row() -> None:
+    """Each metric of the catalogue is in one table, with its kind, its labels and its help."""
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    for metric in CATALOGUE:
+        rows = re.findall(rf"^\| `{metric.name}` \| (.*?) \| .*? \| (.*?) \| (.*?) \|$", page, re.M)
+        assert [(metric.kind, ", ".join(f"`{label}`" for label in metric.labels) or "none", metric.help)] == rows
+
+
+def test_every_word_of_a_label_is_explained() -> None:
+    """The page has each word that a label may have, and says which reasons count."""
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    for label, words in WORDS.items():
+        table = re.search(rf"^\| `{label}` \| meaning .*?\n\n", page, re.M | re.S)
+        assert table is not None
+        assert list(words) == re.findall(r"^\| `(\w+)` \| \S", table[0], re.M)[1:]
+    for reason in FallbackReason:
+        assert f"| `{reason}` | {reason.meaning} | {'yes' if reason.counted else 'no'} |" in page
+
+
+def test_the_example_page_has_every_metric_and_keeps_the_contract(tmp_path: Path) -> None:
+    """What is printed as an example passes `graphprobe check`, and leaves no metric out."""
+    example = re.search(r"^```text\n(.*?)^```$", (ROOT / "docs" / "metrics.md").read_text(), re.M | re.S)
+    assert example is not None
+    path = tmp_path / "example.prom"
+    path.write_text(example[1])
+    report = check(path)
+    assert report.ok, report
+    assert ("decode",) == report.forwards
+    assert [metric.name for metric in CATALOGUE] == re.findall(r"^# TYPE (\S+) ", example[1], re.M)
 
 
 FAILURES = load(ROOT / "docs" / "failures.py")
