@@ -149,7 +149,7 @@ def _read(name: str, timeout: float) -> Answer:
 def _fetched(url: str, timeout: float) -> Answer:
     request = urllib.request.Request(url, headers={"Accept": ACCEPT})
     try:
-        with sources._opener(url).open(request, timeout=timeout) as answer:
+        with sources.opener(url).open(request, timeout=timeout) as answer:
             deadline = time.monotonic() + timeout
             return Answer(_limited(answer.read1, url, deadline), answer.headers.get("Content-Type", ""))
     except urllib.error.HTTPError as error:

@@ -72,7 +72,7 @@ def _text(name: str, timeout: float) -> bytes:
 
 def _fetched(url: str, timeout: float) -> bytes:
     try:
-        with _opener(url).open(url, timeout=timeout) as answer:
+        with opener(url).open(url, timeout=timeout) as answer:
             return _limited(answer, url, time.monotonic() + timeout)
     except urllib.error.HTTPError as error:
         raise SourceError(f"{url}: HTTP {error.code}. hint: {_http_hint(error)}") from error
@@ -103,7 +103,8 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         """Follow nothing: urllib then reports the answer as an HTTPError."""
 
 
-def _opener(url: str) -> urllib.request.OpenerDirector:
+def opener(url: str) -> urllib.request.OpenerDirector:
+    """What opens ``url``: no redirects are followed, and a loopback address is asked without a proxy."""
     handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
     if urlsplit(url).hostname in LOOPBACK:
         handlers.append(urllib.request.ProxyHandler({}))
