@@ -1,7 +1,7 @@
 """Python attributes behind a forward: a graph repeats what they were at its capture and sets none of them.
 
 A forward that sets one at each call is no graph. One that the engine sets between calls (an adapter's name, a scale,
-a submodule's ``training``) is noticed by comparing them, some at each look.
+a submodule's ``training``) is noticed by comparing them, now and then.
 """
 
 from __future__ import annotations
@@ -153,12 +153,9 @@ def _content(cell: Any) -> Any:
         return None
 
 
-def compiled(owner: Any, function: Any) -> bool:
-    """Whether a forward runs code that torch.compile wrote, which reads and writes past the dispatcher."""
-    if any(
-        m._compiled_call_impl is not None or hasattr(m, "_torchdynamo_orig_callable")
-        for m in modules_behind(owner, function)
-    ):
+def compiled(modules: list[torch.nn.Module], function: Any) -> bool:
+    """Whether a forward of these modules runs code that torch.compile wrote, which goes past the dispatcher."""
+    if any(m._compiled_call_impl is not None or hasattr(m, "_torchdynamo_orig_callable") for m in modules):
         return True
     return any(
         type(v) is types.FunctionType and hasattr(v, "_torchdynamo_orig_callable") for v in _reached(function, set())
@@ -167,9 +164,9 @@ def compiled(owner: Any, function: Any) -> bool:
 
 def hooked(owner: Any, function: Any) -> list[str]:
     """The modules whose forward hooks a replay bypasses; the owner's own run outside the forward."""
-    named = {id(m): n or type(m).__name__ for root in _roots(owner, function) for n, m in root.named_modules()}
-    modules = modules_behind(owner, function)
-    names = [f"{named[id(m)]} ({type(m).__name__})" for m in modules if m is not owner and any(_hooks(m))]
+    named = {id(m): (n, m) for root in _roots(owner, function) for n, m in root.named_modules()}
+    hooks = [(n, type(m).__name__) for n, m in named.values() if m is not owner and any(_hooks(m))]
+    names = [f"{name or kind} ({kind})" for name, kind in hooks]
     everywhere = torch.nn.modules.module
     if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
         names.append("all modules (global hooks)")

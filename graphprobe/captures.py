@@ -218,8 +218,7 @@ class Captures:
             signature.in_autograd = True
             return FallbackReason.GRAD
         signature.graphs[bucket] = captured
-        seen = (captured.rows, captured.outputs.node, captured.outputs.tensors)
-        signature.shapes.observe(*seen, self.options.tokens_per_request)
+        self._observe(signature, captured)
         if self.options.agree is not None and self.options.padded and not signature.shapes.known:
             self._observe_less(owner, call, signature, bucket)
         self.entry.captured(bucket, "ok", seconds, None if before is None or after is None else after - before)
@@ -227,6 +226,10 @@ class Captures:
         self._plans.forget()
         self._mention_hooks(owner)
         return None
+
+    def _observe(self, signature: Signature, captured: Captured) -> None:
+        outputs = captured.outputs
+        signature.shapes.observe(captured.rows, outputs.node, outputs.tensors, self.options.tokens_per_request)
 
     def _observe_less(self, owner: Any, call: Call, signature: Signature, bucket: int) -> None:
         """Learn the shapes of a smaller result from a capture that is thrown away.
@@ -239,8 +242,7 @@ class Captures:
             return
         with contextlib.suppress(CaptureError, torch.OutOfMemoryError):
             less = record(self.backend, self.options, self._invoke, owner, call.cut(rows), signature, bucket, rows)
-            seen = (rows, less.outputs.node, less.outputs.tensors)
-            signature.shapes.observe(*seen, self.options.tokens_per_request)
+            self._observe(signature, less)
             less.drop()
 
     def _mention_hooks(self, owner: Any) -> None:

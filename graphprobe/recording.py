@@ -194,7 +194,7 @@ def _finished(
     undeclared = _undeclared(watch, options)
     held = [part for value in call.held for part in parts(value)]
     modules = modules_behind(owner, invoke)
-    if watch.compiled or compiled(owner, invoke):
+    if watch.compiled or compiled(modules, invoke):
         # Compiled code reads weights past the dispatcher: all of them are followed.
         watch.compiled = True
         outside += [t for m in modules for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]

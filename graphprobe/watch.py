@@ -69,7 +69,6 @@ class Watch(TorchDispatchMode):
         self.reads: dict[int, weakref.ref[torch.Tensor]] = {}
         self._lies: dict[int, tuple[int, int]] = {}
         self.written: set[int] = set()
-        self.writes_outside: list[str] = []
         self.landed: list[tuple[str, int]] = []
         self.counters: dict[Any, torch.Tensor] = {}
         self._staged = {storage(t): i for i, t in enumerate(staged)}
@@ -154,6 +153,11 @@ class Watch(TorchDispatchMode):
         if not self.lenient:
             raise CaptureError(text)
 
+    @property
+    def writes_outside(self) -> list[str]:
+        """The operators that wrote to a tensor outside, in order."""
+        return [func for func, _ in self.landed]
+
     def outside(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies in memory that is neither staged nor made inside the capture."""
         key = storage(tensor)
@@ -187,7 +191,6 @@ class Watch(TorchDispatchMode):
         if index is not None:
             self.written.add(index)
         elif self.outside(tensor) and not self._compilers(tensor):
-            self.writes_outside.append(str(func))
             self.landed.append((str(func), storage(tensor)))
             if not self.lenient and tensor.untyped_storage().nbytes() <= SMALL:
                 self.counters[storage(tensor), tensor.storage_offset(), tensor.shape] = tensor

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from graphprobe import errors
 from graphprobe.ledger import Ledger
+from tests.servers import Handler, Server
 
 os.environ["GRAPHPROBE_STRICT"] = "1"
 ROOT = Path(__file__).resolve().parent.parent
@@ -78,3 +80,14 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
         return texts
 
     return since
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A running server; a test sets its ``reply``."""
+    running = Server(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield running
+    running.shutdown()
+    running.server_close()

@@ -197,7 +197,8 @@ def test_hooks_that_a_replay_bypasses_are_named() -> None:
 def test_compiled_code_is_recognised() -> None:
     """A compiled module, and one that was compiled in place; a plain one is not."""
     layer = Layer()
-    assert not compiled(layer, nothing)
-    assert compiled(None, functools.partial(nothing, torch.compile(layer)))
+    assert not compiled(modules_behind(layer, nothing), nothing)
+    whole = functools.partial(nothing, torch.compile(layer))
+    assert compiled(modules_behind(None, whole), whole)
     layer.linear.compile()
-    assert compiled(layer, nothing)
+    assert compiled(modules_behind(layer, nothing), nothing)

@@ -12,8 +12,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from graphprobe.ledger import Ledger
 from graphprobe.observe import observe
 from graphprobe.tools import contract, exposition
 from graphprobe.tools.check import Finding, check, findings, metrics_url
+from tests.servers import Server
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -91,36 +91,6 @@ def told(page: str | bytes, content_type: str | None = TEXT, **options: Any) -> 
     found = findings(page, content_type, **options)
     assert all(f.hint and f.what.isprintable() and f.metric.isprintable() for f in found)
     return "\n".join(f"{f.severity} {f.metric}: {f.what} ({f.hint})" for f in found)
-
-
-class Server(ThreadingHTTPServer):
-    """Answers every request as ``reply`` says."""
-
-    daemon_threads = True
-    reply: Callable[[BaseHTTPRequestHandler], None]
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        assert isinstance(self.server, Server)
-        self.server.reply(self)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    running = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield running
-    running.shutdown()
-    running.server_close()
 
 
 def answer(handler: BaseHTTPRequestHandler, body: str | bytes, status: int = 200, kind: str | None = TEXT) -> None:

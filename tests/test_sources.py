@@ -6,8 +6,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -19,42 +18,13 @@ from graphprobe.observe import observe
 from graphprobe.snapshot import Snapshot
 from graphprobe.tools import sources
 from graphprobe.tools.sources import read, snapshot_url
+from tests.servers import Server
 
 
 @pytest.fixture
 def filled(ledger: Ledger) -> Ledger:
     observe("decode", [1, 2, 4], ledger=ledger).graph_call(3, 4)
     return ledger
-
-
-class Server(ThreadingHTTPServer):
-    """Answers every request as ``reply`` says."""
-
-    daemon_threads = True
-    reply: Callable[[BaseHTTPRequestHandler], None]
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        assert isinstance(self.server, Server)
-        self.server.reply(self)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    running = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield running
-    running.shutdown()
-    running.server_close()
 
 
 def answer(handler: BaseHTTPRequestHandler, body: bytes, status: int = 200, **headers: str) -> None:
