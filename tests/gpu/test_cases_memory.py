@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import gc
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 import graphprobe
 from graphprobe import metrics
+from graphprobe.backends.cuda import CudaBackend
 from graphprobe.graphed import capture
 
 pytestmark = pytest.mark.usefixtures("own_forwards")
@@ -103,6 +105,17 @@ def test_memory_of_graphs_is_told_apart_from_ordinary_memory() -> None:
     assert 8 * ROW <= ours
     assert ours + others == sum(pools[pool] for pool in set(pools) - {(0, 0)})
     assert held == ours + others + pools.get((0, 0), 0)
+
+
+def test_measuring_a_pool_leaves_the_numbers_of_its_id_alone() -> None:
+    """torch 2.11 lets go of them where it is asked for one pool: the process crashes once they are above 256."""
+    backend = CudaBackend(torch.device("cuda", 0), (0, int("70000")))
+    backend.capture(lambda: rows(1) + 1)
+    number = backend.pool[1]
+    before = sys.getrefcount(number)
+    for _ in range(8):
+        assert backend.pool_bytes()
+    assert before == sys.getrefcount(number)
 
 
 def from_text(text: str) -> dict[str, list[float]]:
