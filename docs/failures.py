@@ -33,10 +33,7 @@ KINDS = {
 }
 
 LATER = {
-    64: "counts of an engine process on another process's page",
-    65: "counter files of dead workers",
     69: "names in dashboards and rules",
-    74: "the same names through OpenTelemetry",
     89: "advice to add a bucket",
     90: "advice within limits of memory and graphs",
     91: "advice to drop a bucket",

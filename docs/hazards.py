@@ -332,7 +332,7 @@ HAZARDS = (
         "yes",
         (
             H + "test_no_other_thread_asks_for_an_event",
-            THREADS + "test_the_exporter_never_calls_torch",
+            THREADS + "test_no_route_calls_torch",
             TIMING + "test_a_timed_forward_inside_somebody_elses_capture_is_not_timed",
         ),
     ),

@@ -1,4 +1,4 @@
-"""Prints docs/metrics.md: the metric contract for engines of any language, and a page that keeps it.
+"""Prints docs/metrics.md: the metric contract for engines of any language, and a page that conforms.
 
 python docs/metrics.py > docs/metrics.md
 """
@@ -18,6 +18,7 @@ from graphprobe.metrics import Metric
 from graphprobe.observe import observe
 from graphprobe.reasons import FallbackReason
 from graphprobe.tools.contract import WORDS
+from graphprobe.tools.findings import RULES as RULES_OF_CHECK
 
 GROUPS: dict[str, tuple[Metric, ...]] = {
     "Calls": (metrics.GRAPH_CALLS, metrics.EAGER_CALLS, metrics.PADDING_ROWS, metrics.UNCOVERED_SIZES),
@@ -76,6 +77,9 @@ BUILD = {
 }
 """The build of the example, so that the page is the same on every machine."""
 
+SHOWN = ("0.0016", "0.0064", "0.0256", "+Inf")
+"""The bounds of the example: all of graphprobe's would be most of the page."""
+
 
 def table(group: tuple[Metric, ...]) -> str:
     """One table of metrics."""
@@ -101,8 +105,14 @@ def words() -> str:
     return "\n\n".join(parts)
 
 
+def checks() -> str:
+    """What `graphprobe check` may find, by name."""
+    rows = [f"| `{name}` | {rule.severity} | {rule.meaning} |" for name, rule in RULES_OF_CHECK.items()]
+    return "\n".join(["| finding | severity | it says |", "| --- | --- | --- |", *rows])
+
+
 def example() -> str:
-    """A page with every metric of the catalogue, as the exporter serves it in the text format."""
+    """A page with every metric of the catalogue, as the exporter serves it in the text format, with fewer bounds."""
     ledger = Ledger()
     probe = observe("decode", [1, 2, 4], ledger=ledger, source="capture", backend="cuda", clock=None)
     forward = probe.forward
@@ -126,29 +136,43 @@ def example() -> str:
     registry.register(Collector(ledger))
     build = ",".join(f'{label}="{value}"' for label, value in sorted(BUILD.items()))
     page = generate_latest(registry).decode()
+    shown = "|".join(map(re.escape, SHOWN))
+    page = re.sub(rf'^graphprobe_\w+_bucket\{{(?!.*le="(?:{shown})").*\n', "", page, flags=re.MULTILINE)
     return re.sub(r"^graphprobe_build_info\{.*\}", f"graphprobe_build_info{{{build}}}", page, flags=re.MULTILINE)
 
 
 INTRO = f"""# Metrics
 
-The contract, version {metrics.CONTRACT}: names, labels and meanings on which the dashboards, the rules, the advisor and
+The contract, version {metrics.CONTRACT}: names, labels and meanings on which the dashboards, the rules, the alerts and
 `graphprobe check` rely, whoever exports them.
 Made by `docs/metrics.py` from the catalogue in `graphprobe/metrics.py`.
 
-An engine in any language that serves these names is shown by the same dashboards.
-`graphprobe check http://HOST:PORT/metrics` tells whether a page keeps the contract, and what to change.
-It needs no GPU and no torch; exit status 0: it does, 1: it does not, 2: there is no page."""
+An engine in any language that exports these metrics gets the same dashboards and alerts.
+`graphprobe check http://HOST:PORT/metrics` tells whether a page conforms, and what to change where it does not
+([findings](#what-check-finds)). It needs no GPU and no torch. Redirects are followed within the server, as from
+`/metrics` to `/metrics/`.
+
+| exit status | |
+| --- | --- |
+| 0 | the page conforms; there may be warnings |
+| 1 | it does not: there is an error |
+| 2 | there is no page, or the command line is wrong |"""
 
 RULES = f"""## Rules
 
 **Format.** Prometheus' text format (`text/plain; version=0.0.4`) or OpenMetrics (`application/openmetrics-text;
-version=1.0.0`), in UTF-8, with `# HELP` and `# TYPE`. In the text format an info is a gauge of value 1. In
-OpenMetrics the metadata of a counter and of an info leaves out `_total` and `_info`. A label that is empty may be
-left out.
+version=1.0.0`), in UTF-8, with `# HELP` and `# TYPE`, uncompressed where the request asks for that. In the text
+format an info is a gauge of value 1, which it may be in OpenMetrics too. In OpenMetrics the metadata of a counter and
+of an info leaves out `_total` and `_info`. A label that is empty may be left out. A sample has no time of its own.
+`_created`, exemplars and any metric without the prefix `graphprobe_` are allowed.
 
 **Must exist.** `graphprobe_build_info` in every process, `graphprobe_forward_info` for every forward, the zeros
 below for every forward whose buckets are known, and the three metrics of durations together or not at all.
 Everything else is left out where it is unknown: never 0, NaN or -1 instead.
+
+**Processes that have ended.** Where several processes share a page, one that has ended may keep its counters and
+histograms, so that no sum falls; never its gauges and infos, which would say that it lives. `check` warns of it, and
+asks for nothing else of it.
 
 **Calls.** A call is one dispatched forward. It is counted once, on the path whose result was returned, under the
 batch size that the caller sent. Warm-up, captures, dummy and profiling runs of the engine are no calls. An eager
@@ -159,11 +183,15 @@ and never go down while the process lives; a series that was there stays.
 **Batch sizes.** `batch_size` is exact up to {metrics.EXACT_LABELS}. Above, it is one range per bucket, from the
 bucket below (or {metrics.EXACT_LABELS}) to it, as `65-72`; above the largest bucket powers of two, as
 `{metrics.size_label(100, [72])}` and `{metrics.size_label(200, [72])}` where the largest is 72. `bucket` is one
-captured size, the padded one: never below `batch_size`. On durations it is empty where none applies. `buckets` of
-`graphprobe_forward_info` lists all, ascending, as `1,2,4,8`; empty where they are unknown.
+captured size (vLLM's capture size), the padded one: never below `batch_size`. On durations it is empty where none
+applies. `buckets` of `graphprobe_forward_info` lists all, ascending, as `1,2,4,8`; it is empty only where they are
+unknown, and then no series can be born at 0 (a warning where the forward has graph calls).
+
+**Padding.** `graphprobe_padding_rows_total` grows by `bucket - batch_size` at each graph call: it is the rows added,
+not the padded total.
 
 **At most {metrics.LIMIT} label sets per forward**, a histogram counting as one. Nothing that belongs to a request
-becomes a label. graphprobe itself folds labels above that, never drops a call, and counts it in
+becomes a label. Above that graphprobe merges label sets into coarser ones, never drops a call, and counts each step in
 `graphprobe_internal_errors_total{{where="label_limit"}}`: only then `batch_size` and `bucket` may be coarser ranges
 or `all`, `phase` and `mode` may be `all`.
 
@@ -176,29 +204,40 @@ that is captured, a forward with buckets has:
   largest bucket) that is no bucket, whether or not the engine pads;
 - `graphprobe_eager_calls_total` with `reason="batch_too_large"` for the first range above the largest bucket.
 
-**Histograms.** Bounds are cumulative, the last is `+Inf` and equals `_count`. graphprobe's are {BOUNDS[0]:g} s,
-doubling, up to {BOUNDS[-1]:g} s; others are allowed, but quantiles over several engines need the same.
+**Histograms.** They have `_bucket`, `_sum` and `_count`; a summary is none. Buckets are cumulative, and their bounds
+the same on every series of the page: at least one number, and `le="+Inf"`, which equals `_count`. Which bounds is your
+choice: dashboards read quantiles, sums and counts, and no bound by its name.
+graphprobe's are {BOUNDS[0]:g} s, doubling, up to {BOUNDS[-1]:g} s; a quantile over several engines is right only
+where theirs are the same. Sparse (native) histograms do not replace them.
 
-**Labels of your own.** `rank`, and whatever tells processes apart, is on every series or on none. graphprobe takes
-`rank` from `RANK` and more from `GRAPHPROBE_LABELS=key=value,...`.
+**Labels of your own.** `rank`, and any other that distinguishes processes or is added on the way (`model_name`,
+`otel_scope_name`), is on every series or on none, and has no name that a label above has. graphprobe takes `rank`
+from `RANK` and more from `GRAPHPROBE_LABELS=key=value,...`. Series that differ in such a label are of several
+processes: each needs what must exist, and each may have {metrics.LIMIT} label sets per forward. A gauge or an info,
+and nothing else, may have `pid`, by which prometheus_client's multiprocess mode tells processes apart whose counters
+it adds up.
 
 **OpenTelemetry** has the same instruments with dots, as `{metrics.GRAPH_CALLS.otel_name}`; its Prometheus exporter
-makes the names above of them.
+makes the names above of them, and a gauge of each info.
 
 **Change.** `contract` of `graphprobe_build_info` is the version of this page. Names, labels and meanings change only
 with it."""
 
-EXAMPLE = """## Example
+CHECKS = """## What check finds
+
+An error breaks the contract. A warning is allowed, and most likely not intended."""
+
+EXAMPLE = f"""## Example
 
 A whole page, in the text format: one forward with the buckets 1, 2 and 4, where batches of 3 are padded. It passes
-`graphprobe check`."""
+`graphprobe check`. Its histogram has {len(SHOWN) - 1} bounds, graphprobe's own has {len(BOUNDS)}."""
 
 
 def page() -> str:
     """The whole page."""
     tables = [f"### {name}\n\n{table(group)}" for name, group in GROUPS.items()]
-    parts = [INTRO, "## Catalogue", *tables, "## Words", words(), RULES, EXAMPLE, f"```text\n{example()}```"]
-    return "\n\n".join(parts) + "\n"
+    parts = [INTRO, "## Catalogue", *tables, "## Words", words(), RULES, CHECKS, checks(), EXAMPLE]
+    return "\n\n".join([*parts, f"```text\n{example()}```"]) + "\n"
 
 
 def main() -> None:

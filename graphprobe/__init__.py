@@ -25,7 +25,8 @@ from graphprobe.reasons import FallbackReason
 from graphprobe.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from graphprobe.export.prometheus import start_exporter
+    from graphprobe.export.exporter import start_exporter
+    from graphprobe.export.otel import start_otel
     from graphprobe.graphed import capture
     from graphprobe.tools.table import table
 
@@ -44,12 +45,14 @@ __all__ = [
     "observe",
     "snapshot",
     "start_exporter",
+    "start_otel",
     "table",
 ]
 
 _LAZY = {
     "capture": "graphprobe.graphed",
-    "start_exporter": "graphprobe.export.prometheus",
+    "start_exporter": "graphprobe.export.exporter",
+    "start_otel": "graphprobe.export.otel",
     "table": "graphprobe.tools.table",
 }
 

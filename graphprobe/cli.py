@@ -59,7 +59,7 @@ Source = Annotated[
 
 @app.command()
 def table(source: Source = sources.DEFAULT) -> None:
-    """Print what ran on which path, why, and the one change that would help most."""
+    """Print what ran on which path, why, and what would help most."""
     typer.echo(_table(sources.read(source)), nl=False)
 
 
@@ -69,7 +69,7 @@ def top(
     interval: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")] = 2.0,
     count: Annotated[int, typer.Option(min=0, help="Looks after which it ends; 0: until Ctrl-C.")] = 0,
 ) -> None:
-    """Watch an exporter: the table of what happened between two looks."""
+    """Watch an exporter: the table of the last seconds, live."""
     if source == "-":
         raise ConfigError("top looks again and again, standard input comes once", "give a URL or a file")
     before = sources.read(source)
@@ -106,7 +106,7 @@ def demo(
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result there.")] = None,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Serve all again eagerly and compare.")] = True,
 ) -> None:
-    """Serve a small language model through captured forwards and print what happened."""
+    """Serve a small language model through captured forwards."""
     from graphprobe.demo import run
 
     run(
@@ -128,7 +128,7 @@ def cover(
     max_batch: Annotated[int, typer.Argument(help="Largest batch that the engine sends.")],
     pad: Annotated[bool, typer.Option("--pad/--no-pad", help="Whether a larger bucket may serve a batch.")] = False,
 ) -> None:
-    """Name the batch sizes that would run eagerly for want of a bucket, before any traffic."""
+    """Name the batch sizes without a bucket, before any traffic."""
     missing = coverage(_sizes(buckets), as_size(max_batch, "MAX_BATCH"), pad)
     typer.echo(f"{len(missing)} of {max_batch} sizes have no bucket{': ' if missing else ''}{spans(missing)}")
 
@@ -144,7 +144,10 @@ def check(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Tell whether a page of metrics keeps the contract; exit status 1 where it does not, 2 where there is none."""
+    """Tell whether a page conforms to the metric contract.
+
+    Exit status 0: it does, and there may be warnings; 1: it does not; 2: there is no page.
+    """
     from graphprobe.tools.check import check as held_against_the_contract
 
     report = held_against_the_contract(source, wait=wait)
@@ -154,8 +157,40 @@ def check(
 
 
 @app.command()
+def dashboards(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder to write into; it is made where it is missing.")],
+    target: Annotated[
+        list[str] | None, typer.Option(metavar="HOST:PORT", help="Exporter to scrape; give it once for each.")
+    ] = None,
+    job: Annotated[str, typer.Option(metavar="NAME", help="Job under which they are scraped.")] = "graphprobe",
+    runbook_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where runbook.md is served; with a / at the end, its folder.")
+    ] = None,
+    namespace: Annotated[str | None, typer.Option(metavar="NAME", help="Kubernetes: where the engines run.")] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Kubernetes: put on each object, as release=NAME.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write what was edited or removed, too; an edit is kept as NAME.bak.")
+    ] = False,
+) -> None:
+    """Write dashboards, alert rules, and what runs them.
+
+    That is a compose file for Prometheus, Alertmanager and Grafana, and objects for Kubernetes. Run it again for other
+    options or another version: files that you have not touched follow, those that you edited are kept and listed.
+    """
+    from graphprobe.tools import dashboards as stack
+    from graphprobe.tools.folder import write
+
+    targets = tuple(target or (stack.TARGET,))
+    installation = stack.Installation(targets, job, namespace, tuple(label or ()), runbook_url)
+    outcome = write(folder, stack.contents(installation), force=force)
+    typer.echo(stack.summary(folder, outcome, installation))
+
+
+@app.command()
 def version() -> None:
-    """Print the versions of graphprobe, of its metric contract and of torch."""
+    """Print the versions of graphprobe, the contract and torch."""
     info = metrics.build_info()
     typer.echo(f"graphprobe {info['version']} (metric contract {info['contract']}, torch {info['torch'] or 'none'})")
 

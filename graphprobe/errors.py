@@ -4,6 +4,7 @@ GraphprobeError
 ├── ConfigError        (ValueError)    an argument outside the contract; raised where it was passed
 ├── CaptureError       (RuntimeError)  a graph could not be made; ``outcome`` is ``error`` or ``oom``
 ├── DidNotInstrument   (RuntimeError)  an engine that was asked for cannot be observed
+├── ExporterError      (OSError)       metrics cannot be served or written: a port, an address, a folder
 └── SourceError        (ValueError)    a reader was given something that is no snapshot
 
 A failure of graphprobe itself never reaches the host: it is counted under its place, logged once, and the
@@ -50,6 +51,10 @@ class DidNotInstrument(GraphprobeError, RuntimeError):
         self.found = found
         self.supported = supported
         self.hint = hint
+
+
+class ExporterError(GraphprobeError, OSError):
+    """Metrics cannot be served or written: port in use, address not available, folder not writable. Has ``errno``."""
 
 
 class SourceError(GraphprobeError, ValueError):

@@ -7,15 +7,19 @@ that is all a count costs. Nothing here knows a metrics client. Standard library
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import logging
 import os
 import sys
 import threading
+import time
+import weakref
 from bisect import bisect_left
 from collections.abc import Iterator
 
 from graphprobe import errors
 from graphprobe.buckets import Buckets
+from graphprobe.feed import Captured, Feed, Measured
 from graphprobe.reasons import FallbackReason
 from graphprobe.snapshot import ForwardSnapshot, Row, Snapshot, Times
 
@@ -81,6 +85,7 @@ class Forward:
         self.dropped: Cell = [0]
         self.mismatches: dict[int, int] = {}
         self.causes: dict[str, str] = {}
+        self.feeds: list[Feed] = []
         self._sizes: set[int] = set()
         self._lock = threading.Lock()
 
@@ -127,6 +132,8 @@ class Forward:
                 row = self.times[key] = [0.0] * (len(BOUNDS) + 2)
             row[bisect_left(BOUNDS, seconds)] += 1
             row[-1] += seconds
+        for feed in self.feeds:
+            feed.put(Measured(self.name, phase, path, mode, bucket, seconds))
 
     def captured(self, bucket: int, outcome: str, seconds: float, growth: int | None) -> None:
         """Record one attempt to capture ``bucket``; ``outcome`` is ok, error or oom; ``growth`` in bytes."""
@@ -141,6 +148,11 @@ class Forward:
                     self.holders[0].buckets |= {bucket}
                 if growth is not None:
                     self.pool_growth[bucket] = growth
+        if self.feeds:
+            context = contextvars.copy_context()
+            event = Captured(self.name, bucket, outcome, seconds, growth, time.time_ns(), context)
+            for feed in self.feeds:
+                feed.put(event)
 
     def mismatch(self, bucket: int) -> None:
         """Count one graph result that differed from eager."""
@@ -170,20 +182,21 @@ class Forward:
 
     def snapshot(self) -> ForwardSnapshot:
         """A frozen copy; safe from any thread, holds no lock that a forward takes for counting."""
+        # copy() and not list(items()), whose new tuples may start a garbage collection and with it another thread.
         rows = [
             Row(size, "graph", bucket, None, cell[0], cell[0] * max(0, bucket - size), phase, mode)
-            for (phase, mode, size, bucket), cell in list(self.graph.items())
+            for (phase, mode, size, bucket), cell in self.graph.copy().items()
         ]
         rows += [
             Row(size, "eager", None, reason, cell[0], 0, phase, "")
-            for (phase, size, reason), cell in list(self.eager.items())
+            for (phase, size, reason), cell in self.eager.copy().items()
         ]
         times = {
             key: Times(int(sum(row[:-1])), row[-1], tuple(int(n) for n in row[:-1]))
-            for key, row in ((key, list(row)) for key, row in list(self.times.items()))
+            for key, row in ((key, list(row)) for key, row in self.times.copy().items())
         }
         captures: dict[int, int] = {}
-        outcomes: dict[tuple[int, str], int] = dict(list(self.captures.items()))
+        outcomes: dict[tuple[int, str], int] = self.captures.copy()
         for (bucket, outcome), count in outcomes.items():
             captures[bucket] = captures.get(bucket, 0) + (count if outcome == "ok" else 0)
         return ForwardSnapshot(
@@ -198,16 +211,16 @@ class Forward:
             times=times,
             captures=captures,
             capture_outcomes=outcomes,
-            capture_seconds=dict(list(self.capture_seconds.items())),
+            capture_seconds=self.capture_seconds.copy(),
             live=self.live,
             pool_bytes=self.pool_bytes,
-            pool_growth=dict(list(self.pool_growth.items())),
+            pool_growth=self.pool_growth.copy(),
             pool_estimate_bytes=self.pool_estimate_bytes,
             kv_capacity_tokens=self.kv_capacity_tokens,
-            uncovered=dict(list(self.uncovered.items())),
+            uncovered=self.uncovered.copy(),
             dropped=self.dropped[0],
-            mismatches=dict(list(self.mismatches.items())),
-            causes=dict(list(self.causes.items())),
+            mismatches=self.mismatches.copy(),
+            causes=self.causes.copy(),
         )
 
     def _known(self, size: int) -> int:
@@ -226,7 +239,9 @@ class Ledger:
         self.forwards: dict[str, Forward] = {}
         self.hooks: dict[tuple[str, str], bool] = {}
         self.replays_seen: Cell | None = None
+        self.feeds: list[Feed] = []
         self._lock = threading.Lock()
+        _ledgers.add(self)
 
     def forward(
         self, name: str, buckets: Buckets | None = None, *, unit: str = "rows", source: str = "capture"
@@ -236,6 +251,7 @@ class Ledger:
             entry = self.forwards.get(name)
             if entry is None:
                 entry = self.forwards[name] = Forward(name, buckets, unit=unit, source=source)
+                entry.feeds = self.feeds
         if buckets is not None and entry.buckets is None:
             entry.buckets = buckets
         if buckets is not None and entry.buckets != buckets:
@@ -247,20 +263,24 @@ class Ledger:
         """A frozen copy of everything; safe from any thread."""
         seen = self.replays_seen
         return Snapshot(
-            forwards={name: entry.snapshot() for name, entry in list(self.forwards.items())},
-            internal_errors=dict(list(errors.internal_errors.items())),
-            hooks=dict(list(self.hooks.items())),
+            forwards={name: entry.snapshot() for name, entry in self.forwards.copy().items()},
+            internal_errors=errors.internal_errors.copy(),
+            hooks=self.hooks.copy(),
             replays_seen=None if seen is None else seen[0],
         )
 
     def forget(self) -> None:
         """Start from zero in a forked child."""
         self._lock = threading.Lock()
+        for feed in self.feeds:
+            feed.clear()
         for entry in self.forwards.values():
             entry.forget()
         if self.replays_seen is not None:
             self.replays_seen[0] = 0
 
+
+_ledgers: weakref.WeakSet[Ledger] = weakref.WeakSet()
 
 LEDGER = Ledger()
 """The ledger of this process: what `graphprobe.snapshot()` reads and the exporters serve."""
@@ -299,7 +319,8 @@ def _after_fork() -> None:
     COUNT_LOCK = threading.Lock()
     ignore_active[0] = _ignoring.depth
     errors.internal_errors.clear()
-    LEDGER.forget()
+    for ledger in list(_ledgers):
+        ledger.forget()
 
 
 if hasattr(os, "register_at_fork"):

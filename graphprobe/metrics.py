@@ -18,6 +18,7 @@ import logging
 import os
 import re
 import sys
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ UNITS = {"s": "seconds", "By": "bytes"}
 """Units that end a metric's name, as OpenTelemetry writes them -> as Prometheus does."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Metric:
     """One line of the contract. ``unit`` is UCUM, as OpenTelemetry wants it; ``combine`` is how label sets fold."""
 
@@ -306,6 +307,9 @@ STEPS = (
 )
 """From the contract's labels to one label set per reason. The first two differ by zero rows only: they fold nothing."""
 
+BREATH = 32
+"""Points after which a reader gives way to other threads."""
+
 Point = tuple[Metric, dict[str, "str | int | None"], Value]
 
 
@@ -323,9 +327,9 @@ def forward_samples(forward: ForwardSnapshot) -> tuple[list[Sample], int]:
 def process_samples(snapshot: Snapshot, folds: int = 0, build: Mapping[str, str] | None = None) -> list[Sample]:
     """The samples that belong to no forward; ``folds`` is the sum over all forwards, ``build`` the build info."""
     found = [Sample(INTERNAL_ERRORS, {"where": "label_limit"}, folds)]
-    found += [Sample(INTERNAL_ERRORS, {"where": _text(w)}, n) for w, n in snapshot.internal_errors.items()]
+    found += [Sample(INTERNAL_ERRORS, {"where": text(w)}, n) for w, n in snapshot.internal_errors.items()]
     found += [
-        Sample(HOOK_BOUND, {"engine": _text(engine), "hook": _text(hook)}, int(bound))
+        Sample(HOOK_BOUND, {"engine": text(engine), "hook": text(hook)}, int(bound))
         for (engine, hook), bound in snapshot.hooks.items()
     ]
     if snapshot.replays_seen is not None:
@@ -425,9 +429,18 @@ def _whole_points(forward: ForwardSnapshot) -> Iterator[Point]:
 
 def _fold(points: Sequence[Point], step: Step, forward: ForwardSnapshot) -> list[Sample]:
     found: dict[tuple[Metric, tuple[str, ...]], Value] = {}
-    for metric, raw, value in points:
-        raw = {**raw, "forward": forward.name}
-        key = (metric, tuple(_written(label, raw[label], step, forward.buckets) for label in metric.labels))
+    written: dict[tuple[str, str | int | None], str] = {}
+    for count, (metric, raw, value) in enumerate(points):
+        if not count % BREATH:
+            # Else the thread that serves could wait for the interpreter as long as all of this takes.
+            time.sleep(0)
+        values = []
+        for label in metric.labels:
+            part = (label, forward.name if label == "forward" else raw[label])
+            if part not in written:
+                written[part] = _written(*part, step, forward.buckets)
+            values.append(written[part])
+        key = (metric, tuple(values))
         found[key] = _combined(metric.combine, found[key], value) if key in found else value
     return [Sample(metric, dict(zip(metric.labels, values, strict=True)), v) for (metric, values), v in found.items()]
 
@@ -439,7 +452,7 @@ def _written(label: str, value: str | int | None, step: Step, buckets: Sequence[
         return step.size(value, buckets)
     if label == "bucket" and isinstance(value, int):
         return step.bucket(value)
-    return _text(step.word(str(value)) if label in ("phase", "mode") else str(value))
+    return text(step.word(str(value)) if label in ("phase", "mode") else str(value))
 
 
 def _combined(how: str, one: Value, other: Value) -> Value:
@@ -449,14 +462,14 @@ def _combined(how: str, one: Value, other: Value) -> Value:
     return one + other if how == "sum" else max(one, other) if how == "max" else min(one, other)
 
 
-def _text(value: str) -> str:
-    # A lone surrogate (an environment variable or a name that is no UTF-8) would fail when the page is encoded.
+def text(value: str) -> str:
+    """A label's value that can be encoded: a name or variable that is no UTF-8 has lone surrogates, here ``?``."""
     return value.encode("utf-8", "replace").decode()
 
 
 LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
-RESERVED = frozenset({"le", "quantile"}.union(*(metric.labels for metric in CATALOGUE)))
-"""Label names that the environment may not set."""
+RESERVED = frozenset({"le", "quantile", "pid"}.union(*(metric.labels for metric in CATALOGUE)))
+"""Label names that the environment may not set; prometheus_client takes ``pid`` off gauges of several processes."""
 
 
 def constant_labels(environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -466,14 +479,24 @@ def constant_labels(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """
     environ = os.environ if environ is None else environ
     rank = environ.get("RANK", "").strip()
-    found = {"rank": _text(rank)} if rank else {}
+    found = {"rank": text(rank)} if rank else {}
     for pair in environ.get("GRAPHPROBE_LABELS", "").split(","):
         key, equals, value = (part.strip() for part in pair.partition("="))
         if equals and LABEL_NAME.fullmatch(key) and key not in RESERVED:
-            found[key] = _text(value)
+            found[key] = text(value)
         elif pair.strip():
             logger.warning("GRAPHPROBE_LABELS: left out %r; write key=value, key a label name of your own", pair)
     return found
+
+
+def rank_of_group() -> str:
+    """The rank in torch.distributed, empty where that is not imported or not initialised."""
+    group = getattr(sys.modules.get("torch"), "distributed", None)
+    try:
+        return str(group.get_rank()) if group is not None and group.is_initialized() else ""
+    except Exception:
+        # torch without distributed has none of these names, and a group may end meanwhile.
+        return ""
 
 
 def build_info() -> dict[str, str]:
@@ -487,7 +510,7 @@ def build_info() -> dict[str, str]:
         "torch": str(getattr(torch, "__version__", "") or _installed("torch")),
         "cuda": str(getattr(build, "cuda", None) or ""),
         "device": _devices(),
-        "backend": _text(os.environ.get("GRAPHPROBE_BACKEND", "") or built_for),
+        "backend": text(os.environ.get("GRAPHPROBE_BACKEND", "") or built_for),
     }
 
 

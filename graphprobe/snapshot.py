@@ -138,6 +138,11 @@ class Snapshot:
     hooks: Mapping[tuple[str, str], bool] = field(default_factory=dict)
     replays_seen: int | None = None
 
+    @property
+    def counted(self) -> bool:
+        """Whether there was a call, a measured forward or a capture."""
+        return any(f.rows or f.times or f.capture_outcomes for f in self.forwards.values())
+
     def __sub__(self, earlier: Snapshot) -> Snapshot:
         """The window between two snapshots: ``later - earlier``."""
         return Snapshot(

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from graphprobe import errors
 from graphprobe.ledger import Ledger
+from tests.dashboards.stack import binary
 from tests.servers import Handler, Server
 
 os.environ["GRAPHPROBE_STRICT"] = "1"
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(autouse=True)
@@ -38,11 +36,7 @@ def ledger() -> Ledger:
 @pytest.fixture
 def promtool() -> str:
     """The path of promtool; without one the test is skipped."""
-    at = (os.environ.get("GRAPHPROBE_PROMTOOL"), shutil.which("promtool"), ROOT / ".venv" / "bin" / "promtool")
-    found = next((str(path) for path in at if path and Path(path).is_file()), None)
-    if found is None:
-        pytest.skip("no promtool in $GRAPHPROBE_PROMTOOL, on PATH or in .venv/bin")
-    return found
+    return binary("promtool")
 
 
 @pytest.fixture

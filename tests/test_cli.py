@@ -13,7 +13,8 @@ from typer.testing import CliRunner, Result
 
 import graphprobe
 from graphprobe.cli import app
-from graphprobe.export.prometheus import Exporter, start_exporter
+from graphprobe.export.exporter import start_exporter
+from graphprobe.export.server import Exporter
 from graphprobe.ledger import Ledger
 from graphprobe.observe import Probe, observe
 from graphprobe.snapshot import Snapshot
@@ -147,7 +148,7 @@ def test_demo(tmp_path: Path) -> None:
 def test_help_names_what_exists() -> None:
     """Every command listed by ``--help`` runs its own ``--help``; nothing is listed that is not there."""
     names = re.findall(r"^  ([a-z]+)  +[A-Z]", run("--help").stdout, flags=re.M)
-    assert names == ["table", "top", "demo", "coverage", "check", "version"]
+    assert names == ["table", "top", "demo", "coverage", "check", "dashboards", "version"]
     assert all(run(name, "--help").exit_code == 0 for name in names)
 
 

@@ -5,15 +5,17 @@ import json
 import os
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import prometheus_client
 import pytest
 from prometheus_client import Counter, generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -22,8 +24,11 @@ from prometheus_client.registry import CollectorRegistry
 
 from graphprobe import errors, metrics
 from graphprobe import ledger as ledger_module
-from graphprobe.errors import ConfigError, GraphprobeError
-from graphprobe.export.prometheus import LE, Collector, Exporter, ExporterError, register, start_exporter
+from graphprobe.errors import ConfigError, ExporterError, GraphprobeError
+from graphprobe.export import server
+from graphprobe.export.exporter import start_exporter
+from graphprobe.export.prometheus import LE, Collector, register
+from graphprobe.export.server import Exporter
 from graphprobe.ledger import Ledger
 from graphprobe.observe import observe
 from graphprobe.snapshot import Snapshot
@@ -356,7 +361,11 @@ def test_tls(ledger: Ledger, tmp_path: Path) -> None:
         pytest.skip(f"openssl cannot make a certificate: {error}")
     files = {"certfile": str(cert), "keyfile": str(key)}
     trusting = ssl.create_default_context(cafile=str(cert))
-    with start_exporter(0, ledger=ledger, **files) as running:
+    with (
+        start_exporter(0, ledger=ledger, **files) as running,
+        # A client that shows no greeting holds up nobody else.
+        socket.create_connection(("127.0.0.1", running.port)),
+    ):
         assert running.url.startswith("https://")
         assert "graphprobe_build_info" in get(running.url + "/metrics", context=trusting)
     with start_exporter(0, ledger=ledger, client_cafile=str(cert), **files) as running:
@@ -394,3 +403,95 @@ assert 'graphprobe_graph_calls_total{batch_size="1"' in page
 def test_ledger_of_the_process_is_default() -> None:
     """Without a ledger the collector reads that of the process, as graphprobe.snapshot() does."""
     assert Collector().ledger is ledger_module.LEDGER
+
+
+def test_the_rank_is_that_of_the_process_group_once_there_is_one(tmp_path: Path) -> None:
+    """Without RANK the label appears with the group, stays when it ends, and no group is ever made for it."""
+    pytest.importorskip("torch")
+    code = """
+import sys, graphprobe
+from graphprobe.export.harvest import Harvest
+from graphprobe.ledger import Ledger
+harvest = Harvest(Ledger())
+def rank():
+    harvest.samples()
+    return harvest.constant().get("rank")
+found = [rank(), "torch" in sys.modules]
+import torch.distributed as dist
+found.append(rank())
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+found.append(rank())
+dist.destroy_process_group()
+found.append(rank())
+print(found)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent)
+    assert done.stdout.strip() == "[None, False, None, '0', '0']"
+
+
+def test_clients_that_reset_are_no_error_of_the_engine(ledger: Ledger, capfd: pytest.CaptureFixture[str]) -> None:
+    """A probe that opens a connection and resets it prints nothing on the engine's stderr; scrapes go on."""
+    with start_exporter(0, ledger=ledger) as running:
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", running.port)) as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert "graphprobe_build_info" in get(running.url + "/metrics")
+    assert capfd.readouterr().err == ""
+
+
+def test_a_client_that_says_nothing_is_let_go(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps a thread and a descriptor of the engine for a while, and not for ever."""
+    monkeypatch.setattr(server, "PATIENCE", 0.1)
+    with start_exporter(0, ledger=ledger) as running:
+        with socket.create_connection(("127.0.0.1", running.port), timeout=20) as client:
+            assert client.recv(1) == b""
+        assert "graphprobe_build_info" in get(running.url + "/metrics")
+
+
+def test_a_hundred_scrapers_at_once_are_served(ledger: Ledger) -> None:
+    """They may wait, none is sent away."""
+    with start_exporter(0, ledger=ledger) as running:
+        clients = [socket.create_connection(("127.0.0.1", running.port), timeout=60) for _ in range(100)]
+        for client in clients:
+            client.sendall(b"GET /snapshot HTTP/1.0\r\n\r\n")
+        assert all(client.recv(12) == b"HTTP/1.0 200" for client in clients)
+        for client in clients:
+            client.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_NOFILE as Linux has it")
+def test_an_engine_without_descriptors_is_not_kept_busy() -> None:
+    """Where no connection can be accepted any more, the exporter waits a little, and does not ask without end."""
+    code = """
+import os, resource, socket, time, graphprobe
+running = graphprobe.start_exporter(0)
+used = len(os.listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (used + 4, used + 4))
+waiting = []
+for _ in range(3):
+    waiting.append(socket.create_connection(("127.0.0.1", running.port)))
+time.sleep(0.3)
+before, began = time.process_time(), time.monotonic()
+time.sleep(1.0)
+print((time.process_time() - before) / (time.monotonic() - began))
+os._exit(0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parent.parent
+    )
+    assert float(done.stdout) < 0.3, done.stderr
+
+
+def test_a_registry_that_no_page_of_several_processes_shows_is_said(
+    tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
+) -> None:
+    """Under PROMETHEUS_MULTIPROC_DIR the client shows no collector, and what it shows is in the line."""
+    register(CollectorRegistry(), ledger)
+    assert said() == []
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    monkeypatch.setattr(prometheus_client, "REGISTRY", CollectorRegistry())
+    register(None, ledger)
+    assert "start_exporter(port=None, directory=" in said()[0]
+    with pytest.raises(ConfigError, match="CollectorRegistry"):
+        register("x", ledger)  # type: ignore[arg-type]

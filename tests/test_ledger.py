@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import itertools
 import json
 import logging
 import os
@@ -167,3 +169,23 @@ def test_fork_counts_from_zero() -> None:
     assert json.loads(os.read(reading, 65_536)) == [1, 0, {}, {"4": False}, {}]
     assert forward.snapshot().graph_calls == 7
     del LEDGER.forwards["test_fork"]
+
+
+def test_a_snapshot_bears_new_rows_in_the_middle_of_it(ledger: Ledger) -> None:
+    """A garbage collection that the snapshot itself starts may run other code, which counts a new size."""
+    forward, sizes = ledger.forward("decode"), itertools.count(1)
+
+    def count(phase: str, info: dict[str, int]) -> None:
+        add(forward.eager_cell(next(sizes), FallbackReason.UNKNOWN))
+        add(forward.graph_cell(next(sizes), 1 << 20))
+
+    before = gc.get_threshold()
+    gc.callbacks.append(count)
+    try:
+        gc.set_threshold(1)
+        for _ in range(5):
+            ledger.snapshot()
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(count)
+    assert 10 < next(sizes)

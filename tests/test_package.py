@@ -23,7 +23,7 @@ FLOORS = (
     {"errors", "reasons", "timers"},
     {"buckets", "signature", "attributes", "operators", "backends", "staging", "outputs", "watch"},
     {"dispatch"},
-    {"ledger", "snapshot"},
+    {"feed", "ledger", "snapshot"},
     {"metrics", "observe"}
     | {"turn", "options", "calls", "routes", "signatures", "recording", "verify", "sampling", "plans", "captures"}
     | {"decisions", "graphs", "warmup", "graphed"},

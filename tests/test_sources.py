@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from graphprobe.errors import SourceError
-from graphprobe.export.prometheus import start_exporter
+from graphprobe.export.exporter import start_exporter
 from graphprobe.ledger import Ledger
 from graphprobe.observe import observe
 from graphprobe.snapshot import Snapshot
-from graphprobe.tools import sources
+from graphprobe.tools import sources, web
 from graphprobe.tools.sources import read, snapshot_url
 from tests.servers import Server
 
@@ -49,10 +49,12 @@ def test_exporter(filled: Ledger, path: str) -> None:
         ("https://h/a/metrics?x=1#y", "https://h/a/snapshot?x=1"),
         ("http://h/a", "http://h/a/snapshot"),
         ("http://h/a/saved.json", "http://h/a/saved.json"),
+        ("http://h/a/snapshot/?x", "http://h/a/snapshot/?x"),
+        ("http://h/a/metrics/", "http://h/a/snapshot"),
     ],
 )
 def test_snapshot_url(url: str, expected: str) -> None:
-    """A prefix and a query are kept, and a JSON file is taken as it is."""
+    """A prefix and a query are kept, and a snapshot or a JSON file is taken as it is."""
     assert snapshot_url(url) == expected
 
 
@@ -131,18 +133,32 @@ def test_404(server: Server) -> None:
         read(server.url)
 
 
-def test_redirect_is_not_followed(server: Server, filled: Ledger) -> None:
-    """A redirect is named and not followed."""
+def test_redirect_to_another_server_is_not_followed(server: Server) -> None:
+    """It is named, and nobody is asked."""
     asked: list[str] = []
 
     def reply(handler: BaseHTTPRequestHandler) -> None:
         asked.append(handler.path)
-        answer(handler, b"", 302, Location="/elsewhere")
+        answer(handler, b"", 302, Location="http://elsewhere/snapshot")
 
     server.reply = reply
-    with pytest.raises(SourceError, match="redirects to /elsewhere"):
+    with pytest.raises(SourceError, match="redirects to http://elsewhere/snapshot"):
         read(server.url)
     assert asked == ["/snapshot"]
+
+
+def test_redirect_within_the_server_is_followed(server: Server, filled: Ledger) -> None:
+    """As one to the address with a slash is."""
+    there = filled.snapshot().to_json().encode()
+
+    def reply(handler: BaseHTTPRequestHandler) -> None:
+        if handler.path == "/snapshot":
+            answer(handler, b"", 307, Location="/snapshot/")
+        else:
+            answer(handler, there)
+
+    server.reply = reply
+    assert read(server.url) == filled.snapshot()
 
 
 def test_not_http() -> None:
@@ -174,12 +190,12 @@ def test_silence_ends(server: Server) -> None:
     def trickle(handler: BaseHTTPRequestHandler) -> None:
         answer(handler, b"")
         while not stop.wait(0.05):
-            handler.wfile.write(b" " * sources.CHUNK)
+            handler.wfile.write(b" " * web.CHUNK)
 
     for reply in (lambda handler: stop.wait(10), trickle):
         server.reply = reply
         begun = time.monotonic()
-        with pytest.raises(SourceError, match=r"timed out|in time|longer"):
+        with pytest.raises(SourceError, match=r"no whole answer in 0.4 s|longer"):
             read(server.url, timeout=0.4)
         assert time.monotonic() - begun < 3
     stop.set()

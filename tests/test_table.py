@@ -78,6 +78,18 @@ def test_phase_and_mode_columns() -> None:
         ((graph(4, 4, 3), eager(3, "no_exact_bucket", 1)), "hit rate: 75 % (3 graph, 1 eager)"),
         ((graph(4, 4, 3), eager(1, "warmup", 1)), "hit rate: 100 % (3 graph, 0 eager, 1 not counted)"),
         ((eager(3, "unknown", 2),), "hit rate: 0 % (0 graph, 2 eager)"),
+        (
+            (graph(4, 4, 3), Row(700, "eager", None, FallbackReason.BATCH_TOO_LARGE, 1, phase="prefill")),
+            "hit rate: 75 % (3 graph, 1 eager); without prefill, as alerts have it: 100 %",
+        ),
+        (
+            (Row(700, "eager", None, FallbackReason.BATCH_TOO_LARGE, 1, phase="prefill"),),
+            "hit rate: 0 % (0 graph, 1 eager); without prefill, as alerts have it: no traffic",
+        ),
+        (
+            (graph(4, 4, 3), Row(700, "eager", None, FallbackReason.WRONG_PHASE, 1, phase="prefill")),
+            "hit rate: 100 % (3 graph, 0 eager, 1 not counted)",
+        ),
     ],
 )
 def test_hit_rate(rows: tuple[Row, ...], line: str) -> None:

@@ -19,7 +19,7 @@ from graphprobe.demo.result import Answer, DemoError, DemoResult
 from graphprobe.demo.session import FORWARD, Session, difference, pick_device
 from graphprobe.demo.watchers import Peek, progress, waiting
 from graphprobe.errors import logger
-from graphprobe.export.prometheus import start_exporter
+from graphprobe.export.exporter import start_exporter
 from graphprobe.snapshot import Snapshot
 
 

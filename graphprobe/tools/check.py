@@ -1,56 +1,66 @@
-"""Whether a page of metrics, ours or that of an engine in Rust or C++, keeps the metric contract.
+"""Whether a page of metrics, ours or that of an engine in Rust or C++, conforms to the metric contract.
 
-``graphprobe.tools.exposition`` reads the text with prometheus_client's parsers and says what is wrong with it;
-``graphprobe.tools.contract`` holds its samples against the contract. Here a source is read, once or twice, with limits
-of size and time. Nothing on a page raises: it is a Finding. Only a source that gives no page at all is a SourceError.
+``graphprobe.tools.exposition`` reads the text, ``graphprobe.tools.contract`` holds its samples against the contract,
+and what can be found is the table of ``graphprobe.tools.findings``. Here a source is read, once or twice. Nothing on a
+page raises: it is a Finding. Only a source that gives no page at all is a SourceError.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
-import sys
+import re
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
-from io import BufferedReader
 from itertools import groupby
-from typing import cast
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlunsplit
 
 from graphprobe import metrics
 from graphprobe.errors import ConfigError, SourceError
 from graphprobe.tools import exposition, sources
-from graphprobe.tools.contract import Series, compare, examine
-from graphprobe.tools.exposition import Finding, Findings, short
+from graphprobe.tools.contract import examine
+from graphprobe.tools.exposition import Page
+from graphprobe.tools.fetch import fetch, seconds
+from graphprobe.tools.findings import Finding, Findings, short
+from graphprobe.tools.processes import compare
+from graphprobe.tools.series import Series, processes
+from graphprobe.tools.web import Answer, Wanted, http_url
 
 __all__ = ["Finding", "Report", "check", "findings", "metrics_url"]
 
 WAIT = 1.0
 """Seconds between the two reads of a URL."""
 
-ACCEPT = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
-"""What Prometheus asks for."""
+WANTED = Wanted(
+    # What Prometheus asks for.
+    "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+    "a file with a page of metrics",
+    "give the address of the page of metrics",
+    "is the engine up, and is this the port of its metrics?",
+)
+
+OURS = re.compile(rb"^(?:# [A-Z]+ )?graphprobe_", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What ``check`` found. ``series`` counts the samples of the contract; ``forwards`` names who has any."""
+    """What ``check`` found.
+
+    ``series`` counts the samples of the contract, ``processes`` those whom they are of; ``forwards`` names who has any.
+    """
 
     source: str
     series: int
+    processes: int
     forwards: tuple[str, ...]
     findings: tuple[Finding, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether there is no finding at all."""
-        return not self.findings
+        """Whether the page conforms to the contract: there may be warnings, but no error."""
+        return all(finding.severity == "warning" for finding in self.findings)
 
     def to_json(self) -> str:
         """The same as one JSON object, with the contract's version."""
@@ -59,35 +69,27 @@ class Report:
 
     def __str__(self) -> str:
         kinds = Counter(finding.severity for finding in self.findings)
-        counts = ", ".join(
-            f"{kinds[kind]} {kind}{'s' * (kinds[kind] > 1)}" for kind in ("error", "warning") if kinds[kind]
-        )
-        what = f"{self.series:,} samples of {len(self.forwards)} forward{'s' * (len(self.forwards) != 1)}"
-        verdict = counts or "keeps it"
-        head = f"{short(self.source)}: {verdict} (metric contract {metrics.CONTRACT}, {what})"
-        lines = [head]
-        for (severity, metric, hint), group in groupby(self.findings, key=lambda finding: finding.kind):
-            lines += [f"{severity:<7}  {metric or 'page'}", *(f"         {one.what}" for one in group)]
-            lines.append(f"         hint: {hint}")
+        counts = [f"{kinds[kind]} {kind}{'s' * (kinds[kind] > 1)}" for kind in ("error", "warning") if kinds[kind]]
+        verdict = ", ".join([*["conforms"] * self.ok, *counts])
+        sizes = {"process": self.processes, "forward": len(self.forwards), "sample": self.series}
+        what = ", ".join(_counted(number, noun) for noun, number in sizes.items())
+        lines = [f"{short(self.source)}: {verdict} (metric contract {metrics.CONTRACT}; {what})"]
+        for (rule, metric, hint), group in groupby(self.findings, key=lambda finding: finding.kind):
+            told = list(group)
+            lines.append(f"{told[0].severity:<7}  {metric or 'page'} ({rule})")
+            lines += [*(f"         {one.what}" for one in told), f"         hint: {hint}"]
         return "\n".join(lines)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a source gave: at most a little more than ``exposition.MAX_BYTES``; ``content_type`` None: no HTTP."""
-
-    body: bytes
-    content_type: str | None = None
 
 
 def check(source: str | os.PathLike[str] | None = None, *, wait: float | None = None, timeout: float = 5.0) -> Report:
     """Read a URL, a file, ``-`` or None (the exporter of this machine), and hold it against the contract.
 
     After ``wait`` seconds it is read once more, to see whether a counter fell: by default a second for a URL and not at
-    all for a file; 0 is not at all. SourceError where there is nothing to read.
+    all for a file; 0 is not at all. ``timeout`` in seconds is for each of the two. SourceError where there is nothing
+    to read, ConfigError for a time that is none.
     """
-    name = sources.DEFAULT if source is None else os.fspath(source)
-    pause = wait if wait is not None else WAIT if "://" in name else 0.0
+    name = sources.DEFAULT if source is None else os.fsdecode(source)
+    pause = (WAIT if "://" in name else 0.0) if wait is None else wait and seconds(wait, "wait")
     if pause and name == "-":
         raise ConfigError("standard input comes once", "give a URL or a file, or leave --wait out")
     answer, earlier = _read(name, timeout), None
@@ -97,13 +99,10 @@ def check(source: str | os.PathLike[str] | None = None, *, wait: float | None = 
         try:
             earlier, answer = answer, _read(name, timeout)
         except SourceError as error:
-            earlier = None
-            found.error("", f"the second read failed: {error}", "did the process end or restart?")
-    series = _checked(answer, found)
-    if earlier is not None:
-        compare(_checked(earlier, Findings()), series, found)
+            found.add("second-read", "", f"the second read failed: {error}", "did the process end or restart?")
+    series = _checked(answer, earlier, found)
     forwards = sorted({one.labels["forward"] for one in series if "forward" in one.labels})
-    return Report(name, len(series), tuple(forwards), found.all())
+    return Report(name, len(series), processes(series), tuple(forwards), found.all())
 
 
 def findings(
@@ -111,22 +110,23 @@ def findings(
 ) -> tuple[Finding, ...]:
     """What is wrong with a page, and with the step from an ``earlier`` page of the same process to it."""
     found = Findings()
-    series = _checked(Answer(_bytes(body), content_type), found)
-    if earlier is not None:
-        compare(_checked(Answer(_bytes(earlier), content_type), Findings()), series, found)
+    before = None if earlier is None else Answer(_bytes(earlier), content_type)
+    _checked(Answer(_bytes(body), content_type), before, found)
     return found.all()
 
 
 def metrics_url(url: str) -> str:
-    """The address of the metrics that belong to the address of an exporter, of its snapshot, or of the metrics."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise SourceError(f"{url}: not an http(s) URL. hint: write http://HOST:PORT/metrics, a file, or -")
-    path = parts.path.rstrip("/")
-    base = path.removesuffix("/snapshot")
-    return urlunsplit(
-        (parts.scheme, parts.netloc, path if base and base == path else f"{base}/metrics", parts.query, "")
-    )
+    """The address of the metrics that belong to the address of an exporter or of its snapshot; any other as it is."""
+    parts = http_url(url, "http://HOST:PORT/metrics")
+    bare = parts.path.rstrip("/")
+    base = bare.removesuffix("/snapshot")
+    path = parts.path if base and base == bare else f"{base}/metrics"
+    return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
+
+
+def _counted(number: int, noun: str) -> str:
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{ending}"
 
 
 def _bytes(body: bytes | str) -> bytes:
@@ -134,65 +134,38 @@ def _bytes(body: bytes | str) -> bytes:
 
 
 def _read(name: str, timeout: float) -> Answer:
-    if name == "-":
-        return Answer(_limited(cast(BufferedReader, sys.stdin.buffer).read1))
-    if "://" in name:
-        return _fetched(metrics_url(name), timeout)
-    try:
-        with open(name, "rb") as file:
-            return Answer(_limited(file.read1))
-    except (OSError, ValueError) as error:
-        what = getattr(error, "strerror", None) or error
-        raise SourceError(f"{name}: {what}. hint: give an http:// URL, a file with a page of metrics, or -") from error
+    return fetch(name, WANTED, exposition.MAX_BYTES, timeout, metrics_url)
 
 
-def _fetched(url: str, timeout: float) -> Answer:
-    request = urllib.request.Request(url, headers={"Accept": ACCEPT})
-    try:
-        with sources.opener(url).open(request, timeout=timeout) as answer:
-            deadline = time.monotonic() + timeout
-            return Answer(_limited(answer.read1, url, deadline), answer.headers.get("Content-Type", ""))
-    except urllib.error.HTTPError as error:
-        where = f", to {short(error.headers.get('Location'))}" if 300 <= error.code < 400 else ""
-        raise SourceError(f"{url}: HTTP {error.code}{where}. hint: give the address of the page of metrics") from error
-    except SourceError:
-        raise
-    except Exception as error:
-        # Beside OSError, http.client raises its own family for an answer that is no HTTP.
-        cause = getattr(error, "reason", None) or error
-        hint = "is the engine up, and is this the port of its metrics?"
-        raise SourceError(f"{url}: {short(cause) or type(error).__name__}. hint: {hint}") from error
+def _checked(answer: Answer, earlier: Answer | None, found: Findings) -> list[Series]:
+    """The series of our contract on a page; all findings of that page alone, and of the step from an earlier one."""
+    page = _page(answer, found)
+    series = examine(page, found)
+    if earlier is not None and page.whole:
+        compare(examine(_page(earlier, Findings()), Findings()), series, found)
+    return series
 
 
-def _limited(read: Callable[[int], bytes], name: str = "", deadline: float = math.inf) -> bytes:
-    """Everything, or a chunk more than the longest page. ``read`` returns what is there, so a trickle ends in time."""
-    found, length = [], 0
-    while length <= exposition.MAX_BYTES and (chunk := read(sources.CHUNK)):
-        found.append(chunk)
-        length += len(chunk)
-        if time.monotonic() > deadline:
-            raise SourceError(f"{name}: the answer did not end in time. hint: Prometheus would give it up as well")
-    return b"".join(found)
+def _page(answer: Answer, found: Findings) -> Page:
+    openmetrics, text = _content_type(answer.content_type, found)
+    # A login page would otherwise be told line by line.
+    return exposition.parse(answer.body if text or OURS.search(answer.body) else b"", found, openmetrics)
 
 
-def _checked(answer: Answer, found: Findings) -> list[Series]:
-    """The series of our contract on a page; all findings of that page alone."""
-    return examine(exposition.parse(answer.body, found, _content_type(answer.content_type, found)), found)
-
-
-def _content_type(value: str | None, found: Findings) -> bool | None:
-    """Whether the page says that it is OpenMetrics; None where it says nothing."""
+def _content_type(value: str | None, found: Findings) -> tuple[bool | None, bool]:
+    """Whether the page says that it is OpenMetrics, None where it says nothing; and whether it may be a page at all."""
     if value is None:
-        return None
+        return None, True
     kind, *options = [part.strip().lower() for part in value.split(";")]
     given = dict(option.split("=", 1) for option in options if "=" in option)
     versions = {"text/plain": ("0.0.4", "1.0.0"), "application/openmetrics-text": ("0.0.1", "1.0.0")}.get(kind)
     hint = "send text/plain; version=0.0.4, or application/openmetrics-text; version=1.0.0"
     if versions is None:
-        found.error("", f"content type {short(value) or 'missing'!r}: Prometheus 3 refuses the page", hint)
-        return None
+        what = f"content type {short(value) or 'missing'!r}: Prometheus 3 refuses the page"
+        found.add("content-type", "", what, hint)
+        return None, not value
     if given.get("version", versions[0]).strip('"') not in versions:
-        found.error("", f"content type {short(value)!r}: no such version", hint)
+        found.add("content-type", "", f"content type {short(value)!r}: no such version", hint)
     if given.get("charset", "utf-8").strip('"') not in ("utf-8", "utf8"):
-        found.error("", f"content type {short(value)!r}: the page must be UTF-8", hint)
-    return kind == "application/openmetrics-text"
+        found.add("content-type", "", f"content type {short(value)!r}: the page must be UTF-8", hint)
+    return kind == "application/openmetrics-text", True

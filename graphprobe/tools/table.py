@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from collections import Counter
 from collections.abc import Iterable
@@ -60,7 +61,15 @@ def hit_line(forward: ForwardSnapshot) -> str:
     aside = f", {eager - counted:,} not counted" if eager > counted else ""
     if rate is None:
         return "hit rate: no traffic" + (f" that counts ({eager:,} eager calls that do not)" if eager else "")
-    return f"hit rate: {percent(rate)} ({graph:,} graph, {counted:,} eager{aside})"
+    return f"hit rate: {percent(rate)} ({graph:,} graph, {counted:,} eager{aside}){_without_prefill(forward)}"
+
+
+def _without_prefill(forward: ForwardSnapshot) -> str:
+    """The rate that rules and dashboards speak of, where it is another one: long prefills are eager by design."""
+    rest = dataclasses.replace(forward, rows=tuple(row for row in forward.rows if row.phase != "prefill"))
+    if rest.hit_rate == forward.hit_rate:
+        return ""
+    return f"; without prefill, as alerts have it: {'no traffic' if rest.hit_rate is None else percent(rest.hit_rate)}"
 
 
 def advice(forward: ForwardSnapshot) -> str:

@@ -22,7 +22,9 @@ from prometheus_client.parser import text_string_to_metric_families as families
 from prometheus_client.registry import CollectorRegistry
 
 from graphprobe import metrics
-from graphprobe.export.prometheus import ExporterError, register, start_exporter
+from graphprobe.errors import ExporterError
+from graphprobe.export.exporter import start_exporter
+from graphprobe.export.prometheus import register
 from graphprobe.graphed import capture
 from graphprobe.ledger import Ledger
 from graphprobe.observe import observe
@@ -208,7 +210,7 @@ graphprobe.observe("decode", [2]).graph_call(2, 2)
 prometheus.register()
 prometheus = importlib.reload(prometheus)
 prometheus.register()
-with prometheus.start_exporter(0, registry=prometheus_client.REGISTRY):
+with graphprobe.start_exporter(0, registry=prometheus_client.REGISTRY):
     page = prometheus_client.generate_latest(prometheus_client.REGISTRY).decode()
 assert page.count("# TYPE graphprobe_graph_calls_total counter") == 1, page
 """

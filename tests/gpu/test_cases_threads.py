@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import gc
 import json
 import os
@@ -18,7 +19,9 @@ from typing import Any
 import pytest
 import torch
 
+import graphprobe
 from graphprobe.graphed import capture
+from tests.dashboards.stack import until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -169,11 +172,38 @@ def test_fifty_captures_succeed_with_nccl_work_around_them(tmp_path: Path) -> No
     assert {"right": True} | expected == found
 
 
-def test_the_exporter_never_calls_torch() -> None:
-    """Ten buckets are captured under constant scrapes, whose threads call nothing of torch's (H53, vllm#48053)."""
-    pytest.importorskip("prometheus_client")
-    from graphprobe.export.prometheus import start_exporter
+ASKED = {"is_initialized", "WORLD", "default_pg"}
+"""Whether there is a process group, for the rank of a process without RANK."""
 
+
+@contextlib.contextmanager
+def reading(route: str, where: Path) -> Iterator[Callable[[], bytes]]:
+    """A route that is running, and what its reader does."""
+    if route == "otel":
+        reader = pytest.importorskip("opentelemetry.sdk.metrics.export").InMemoryMetricReader()
+        provider = pytest.importorskip("opentelemetry.sdk.metrics").MeterProvider([reader])
+        with graphprobe.start_otel(provider, interval=0.01):
+            yield lambda: reader.get_metrics_data().to_json().encode()
+        provider.shutdown()
+        return
+    pytest.importorskip("prometheus_client")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    shared: dict[str, Any] = {"directory": where, "interval": 0.01} if route == "directory" else {}
+    with graphprobe.start_exporter(0, **shared) as exporter:
+
+        def scrape() -> bytes:
+            pages = []
+            for path in ("/snapshot", "/metrics"):
+                with opener.open(f"{exporter.url}{path}", timeout=30) as answer:
+                    pages.append(answer.read())
+            return pages[-1]
+
+        yield scrape
+
+
+@pytest.mark.parametrize("route", ["exporter", "directory", "otel"])
+def test_no_route_calls_torch(route: str, tmp_path: Path) -> None:
+    """Ten buckets are captured while a route is read on and on; its threads call nothing of torch (H53, vllm#48053)."""
     called: set[str] = set()
 
     def watch(frame: Any, event: str, argument: Any) -> None:
@@ -182,34 +212,27 @@ def test_the_exporter_never_calls_torch() -> None:
         if event == "c_call" and (getattr(argument, "__module__", None) or "").startswith("torch"):
             called.add(argument.__qualname__)
 
-    module, opener = linear(), urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    graphed = capture(lambda x: module(x), buckets=list(range(1, 11)), name="H53 exporter")
-    # Threads that start from here on are watched: the exporter's and those of its requests. What a collection of
+    module, name = linear(), f"H53 {route}"
+    graphed = capture(lambda x: module(x), buckets=list(range(1, 11)), name=name, timing=2)
+    # Threads that start from here on are watched: those of the route and of its readers. What a collection of
     # garbage runs in them is not theirs.
     gc.collect()
     gc.disable()
     threading.setprofile(watch)
     try:
-        with start_exporter(port=0) as exporter:
+        with reading(route, tmp_path) as read:
             pages: list[bytes] = []
-
-            def scrape() -> None:
-                for path in ("/metrics", "/snapshot"):
-                    with opener.open(f"http://127.0.0.1:{exporter.port}{path}", timeout=30) as answer:
-                        pages.append(answer.read())
-
-            with Meanwhile(scrape) as scraping:
+            with Meanwhile(lambda: pages.append(read())) as scraping:
                 for n in range(1, 11):
-                    for _ in range(3):
+                    for _ in range(6):
                         x = rows(n)
                         assert torch.equal(module(x), graphed(x))
-            scrape()
+            until(lambda: name.encode() in read(), 10, f"{name} on the page")
     finally:
         threading.setprofile(None)
         gc.enable()
     assert [] == scraping.errors
-    assert set() == called
-    assert b'forward="H53 exporter"' in pages[-2]
+    assert set() == called - ASKED
     assert {(n, "ok"): 1 for n in range(1, 11)} == graphed.snapshot().capture_outcomes
 
 
