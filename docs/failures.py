@@ -33,7 +33,6 @@ KINDS = {
 }
 
 LATER = {
-    69: "names in dashboards and rules",
     89: "advice to add a bucket",
     90: "advice within limits of memory and graphs",
     91: "advice to drop a bucket",
