@@ -30,7 +30,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from graphprobe import errors, metrics
 from graphprobe.errors import ConfigError
-from graphprobe.export import otel
+from graphprobe.export import instruments, otel
 from graphprobe.export.otel import QUEUE, OtelExporter, start_otel
 from graphprobe.export.prometheus import register
 from graphprobe.feed import SIZE, Captured, Feed
@@ -351,8 +351,6 @@ def test_one_collection_is_one_snapshot(sdk: Sdk) -> None:
 
 def test_a_part_of_a_collection_is_not_kept(sdk: Sdk, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """A metric that is read long after the others is read anew."""
-    from graphprobe.export import instruments
-
     exporter = sdk.start(ledger)
     calls, eager = metrics.GRAPH_CALLS, metrics.EAGER_CALLS
     exporter.instruments._observed(calls)
@@ -429,6 +427,27 @@ class Unreadable(Ledger):
         if self.looks == 1:
             raise ZeroDivisionError
         return super().snapshot()
+
+
+class Slow(Ledger):
+    """A ledger that takes long to read, as one of many forwards does beside a busy engine."""
+
+    reads = 0
+
+    def snapshot(self) -> Snapshot:
+        self.reads += 1
+        time.sleep(0.6)
+        return super().snapshot()
+
+
+def test_a_collection_reads_once_however_long_that_takes(sdk: Sdk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What counts is how old a reading is, not how long it took: else each instrument would read again."""
+    monkeypatch.setattr(instruments, "FRESH", 0.5)
+    ledger = Slow()
+    sdk.start(ledger)
+    busy(ledger)
+    sdk.collect()
+    assert ledger.reads == 1
 
 
 def test_one_bad_collection(sdk: Sdk, lenient: None, caplog: pytest.LogCaptureFixture) -> None:

@@ -48,10 +48,12 @@ class _Collection(threading.local):
     def of(self, metric: metrics.Metric, harvest: Harvest) -> list[Observation]:
         """The observations of a metric. Each is asked for once per collection: the second time is the next one."""
         if metric in self.asked or time.monotonic() - self.read > FRESH:
-            self.asked, self.found = set(), {}
-            self._read(harvest)
-            # Of its end: with many forwards, and a busy engine beside it, one reading may take long.
-            self.read = time.monotonic()
+            self.asked, self.found = {metric}, {}
+            try:
+                self._read(harvest)
+            finally:
+                # Of its end: with many forwards, and a busy engine beside it, one reading may take long.
+                self.read = time.monotonic()
         self.asked.add(metric)
         return self.found.get(metric, [])
 
