@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
 
 
 class Server(ThreadingHTTPServer):
@@ -24,3 +28,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate of 127.0.0.1 that signs itself, and its key."""
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"openssl cannot make a certificate: {error}")
+    return cert, key

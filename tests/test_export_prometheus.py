@@ -32,6 +32,7 @@ from graphprobe.export.server import Exporter
 from graphprobe.ledger import Ledger
 from graphprobe.observe import observe
 from graphprobe.snapshot import Snapshot
+from tests.servers import certificate
 
 OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
 
@@ -352,13 +353,7 @@ def test_port_is_free_though_a_child_lives(ledger: Ledger) -> None:
 
 def test_tls(ledger: Ledger, tmp_path: Path) -> None:
     """With a certificate it speaks TLS; with a client CA named it refuses a client without a certificate."""
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"openssl cannot make a certificate: {error}")
+    cert, key = certificate(tmp_path)
     files = {"certfile": str(cert), "keyfile": str(key)}
     trusting = ssl.create_default_context(cafile=str(cert))
     with (

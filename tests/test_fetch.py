@@ -22,7 +22,7 @@ from graphprobe.errors import ConfigError, SourceError
 from graphprobe.tools import check, sources
 from graphprobe.tools.fetch import fetch
 from graphprobe.tools.web import _same_server
-from tests.servers import Server
+from tests.servers import Server, certificate
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\n"
 LIMIT = 1000
@@ -322,18 +322,6 @@ def test_standard_input_without_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     for closed in (None, io.StringIO("x 1\n")):
         monkeypatch.setattr(sys, "stdin", closed)
         assert "no bytes come from standard input" in refused("-")
-
-
-def certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate of 127.0.0.1 that signs itself, and its key."""
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"openssl cannot make a certificate: {error}")
-    return cert, key
 
 
 def test_tls(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
