@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,9 @@ from graphprobe.export.exporter import start_exporter
 from graphprobe.export.server import Exporter
 from graphprobe.ledger import Ledger
 from graphprobe.observe import Probe, observe
-from graphprobe.snapshot import Snapshot
+from graphprobe.snapshot import ForwardSnapshot, Snapshot
 from graphprobe.tools.table import table
+from tests.servers import Server
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -111,12 +114,23 @@ def test_top_window() -> None:
     assert re.findall(r"(\d+) graph", done.stdout) == ["1", "1", "1"]
 
 
-def test_top_survives_a_restart(exporter: Exporter) -> None:
+def test_top_survives_a_restart(server: Server) -> None:
     """An exporter that goes away while it is watched is waited for."""
-    threading.Timer(0.1, exporter.close).start()
-    done = run("top", exporter.url, "--count", "5", "--interval", "0.3")
+    looks = itertools.count(1)
+
+    def reply(handler: BaseHTTPRequestHandler) -> None:
+        if next(looks) == 2:
+            handler.connection.shutdown(socket.SHUT_RDWR)
+            return
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(Snapshot({"decode": ForwardSnapshot("decode")}).to_json().encode())
+
+    server.reply = reply
+    done = run("top", server.url, "--count", "3", "--interval", "0.05")
     assert done.exit_code == 0
-    assert "looking again every 0.3 s" in done.stdout
+    assert "looking again every 0.05 s" in done.stdout
+    assert done.stdout.rindex("in the last 0.05 s") > done.stdout.index("looking again")
 
 
 def test_coverage() -> None:
