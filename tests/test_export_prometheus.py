@@ -490,3 +490,20 @@ def test_a_registry_that_no_page_of_several_processes_shows_is_said(
     assert "start_exporter(port=None, directory=" in said()[0]
     with pytest.raises(ConfigError, match="CollectorRegistry"):
         register("x", ledger)  # type: ignore[arg-type]
+
+
+def test_a_slow_scraper_holds_up_nobody(ledger: Ledger) -> None:
+    """One that takes its page byte by byte waits alone: others are served, counting goes on, the exporter closes."""
+    watched = observe("decode", list(range(1, 65)), ledger=ledger)
+    with start_exporter(0, ledger=ledger) as running:
+        slow = socket.socket()
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        slow.connect(("127.0.0.1", running.port))
+        slow.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        for calls in range(1, 4):
+            assert slow.recv(1)
+            watched.graph_call(8, 8)
+            assert f'batch_size="8",bucket="8",forward="decode",mode="full",phase="decode"}} {calls}.0' in get(
+                running.url + "/metrics"
+            )
+    slow.close()
