@@ -771,9 +771,9 @@ def test_counting_costs_one_increment_whoever_writes(tmp_path: Path, ledger: Led
     """A count touches neither file nor lock: with the directory's lock held it goes on."""
     counted = probe(ledger)
     with start_exporter(None, directory=tmp_path, ledger=ledger, interval=100) as running:
-        held = running._files._lock
-        threading.Thread(target=held.acquire).start()
-        soon(lambda: not held.acquire(blocking=False))
+        held, taken = running._files._lock, threading.Event()
+        threading.Thread(target=lambda: (held.acquire(), taken.set()), daemon=True).start()
+        assert taken.wait(20)
         counted.graph_call(3, 4)
         running._files._lock = threading.RLock()
     assert by_rank(merged(tmp_path)) == {"p0": 2}
