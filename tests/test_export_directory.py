@@ -635,6 +635,24 @@ sys.exit(sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in chi
     assert sum(by_rank(merged(tmp_path)).values()) == 20
 
 
+def test_what_a_fork_has_let_go_of_is_let_go_of_once(tmp_path: Path, ledger: Ledger) -> None:
+    """In a child with two exporters the second forgets its parent's locks, not those that the first has just taken."""
+    files = Files(tmp_path / "parents", ledger)
+    assert files._presence is not None
+    # What the fork's own hook does, and then another exporter's thread, which gets descriptors of the same numbers.
+    before = list(files._presence._held)
+    for lock in before:
+        presence.release(lock)
+    paths = [tmp_path / "childs" / str(n) for n in range(20)]
+    taken = [presence.claim(path) for path in paths]
+    assert set(before) <= set(taken)
+    files.forked()
+    assert [None] * len(paths) == [presence.claim(path) for path in paths]
+    for held in taken:
+        assert held is not None
+        presence.release(held)
+
+
 def test_a_child_of_a_fork_in_the_middle_of_a_start_may_start(tmp_path: Path) -> None:
     """Another thread of the parent was starting an exporter, and is not there to finish."""
     code = """

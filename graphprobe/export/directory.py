@@ -45,7 +45,6 @@ class DirectoryExporter(Closing):
         interval: float = 2.0,
         options: dict[str, Any] | None = None,
     ) -> None:
-        ledger = LEDGER if ledger is None else ledger
         with _explained(directory):
             self._files = Files(directory, ledger, snapshots=port is not None)
         self._endpoint: Endpoint | None = None
@@ -100,7 +99,8 @@ class DirectoryExporter(Closing):
     @property
     def port(self) -> int | None:
         """The port of the endpoint, None where there is none."""
-        return int(self.url.rpartition(":")[2]) if self.url else None
+        url = self.url
+        return int(url.rpartition(":")[2]) if url else None
 
     @property
     def serving(self) -> bool:

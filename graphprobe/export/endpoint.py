@@ -120,8 +120,8 @@ class Endpoint:
         found: dict[str, Snapshot] = {}
         for path in sorted(self._files.directory.glob("snapshot_*.json")):
             with contextlib.suppress(FileNotFoundError):
-                told = json.loads(path.read_bytes())
-                found[_words(told["labels"])] = Snapshot.from_json(json.dumps(told["snapshot"]))
+                labels, _, snapshot = path.read_text().partition("\n")
+                found[_words(json.loads(labels))] = Snapshot.from_json(snapshot)
         return together(found).to_json()
 
     @property
@@ -146,8 +146,7 @@ class Endpoint:
 
     def forked(self) -> None:
         """In a forked child: the lock and the server are its parent's."""
-        self._let_go()
-        self.exporter = None
+        self._lock = self.exporter = None
 
     def _let_go(self) -> None:
         lock, self._lock = self._lock, None

@@ -27,6 +27,8 @@ class Harvest:
         self._constant = metrics.constant_labels()
         self._settled = "rank" in self._constant
         self._folds: dict[str, int] = {}
+        self.snapshot = Snapshot()
+        """What the last look at the samples has seen."""
 
     def constant(self) -> dict[str, str]:
         """The labels of all series, as of the last look at the samples."""
@@ -40,7 +42,7 @@ class Harvest:
 
     def samples(self) -> list[metrics.Sample]:
         """All samples, without the constant labels. A forward that cannot be read is counted and left out."""
-        snapshot = self.ledger.snapshot()
+        snapshot = self.snapshot = self.ledger.snapshot()
         if not self._settled:
             self._settle(snapshot)
         found: list[metrics.Sample] = []

@@ -39,7 +39,7 @@ class Files:
 
     Every series has a rank. Where it is unknown (see Harvest) it is ``p0``, ``p1``, ...: a place in the directory, so
     that processes never sum up silently. A forked child writes files of its own once it has counted something.
-    ``snapshots``: whether each process leaves its snapshot there, too.
+    ``snapshots``: whether each process leaves its snapshot there, too, below a line with its labels.
     """
 
     def __init__(
@@ -91,9 +91,7 @@ class Files:
             self._writing = False
 
     def forked(self) -> None:
-        """Let go of the parent's locks, in a forked child: it gets files and labels of its own with its first count."""
-        if self._presence is not None:
-            self._presence.let_go()
+        """In a forked child: it gets files, locks and labels of its own with its first count."""
         self._presence, self._lock, self._writing = None, threading.RLock(), False
 
     def _flush(self, presence: Presence) -> None:
@@ -115,8 +113,8 @@ class Files:
             content = b"".join(page)
             self._write(kind, presence.name, HEAD.pack(HEAD.size + len(content)) + content)
         if self._snapshots:
-            told = {"labels": constant, "snapshot": json.loads(self._ledger.snapshot().to_json())}
-            self._write("snapshot", presence.name, json.dumps(told).encode())
+            told = f"{json.dumps(constant)}\n{self._harvest.snapshot.to_json()}"
+            self._write("snapshot", presence.name, told.encode())
         for kind in self._written.keys() - entries.keys() - {"snapshot"}:
             # The last gauge of its kind is unknown again.
             self._path(kind, presence.name).unlink(missing_ok=True)

@@ -95,8 +95,6 @@ def _cumulative(counts: tuple[int, ...]) -> list[tuple[str, float]]:
     return found
 
 
-HINT = "what start_exporter(port=None, directory=...) writes there is shown"
-
 # Kept where this module is loaded again: the registries still have their collectors.
 _registered: weakref.WeakKeyDictionary[CollectorRegistry, Collector] = globals().get(
     "_registered", weakref.WeakKeyDictionary()
@@ -112,7 +110,8 @@ def register(registry: CollectorRegistry | None = None, ledger: Ledger | None = 
     if not isinstance(registry, CollectorRegistry):
         raise ConfigError(f"registry must be a CollectorRegistry, got {registry!r}", "pass prometheus_client.REGISTRY")
     if registry is prometheus_client.REGISTRY and os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
-        logger.warning("PROMETHEUS_MULTIPROC_DIR is set: a page made from it shows no collector; %s", HINT)
+        hint = "what start_exporter(port=None, directory=...) writes there is shown"
+        logger.warning("PROMETHEUS_MULTIPROC_DIR is set: a page made from it shows no collector; %s", hint)
     known = _registered.get(registry)
     if known is not None and known.ledger is not (LEDGER if ledger is None else ledger):
         raise ConfigError("this registry already exposes another ledger", "give each ledger a CollectorRegistry()")
