@@ -15,9 +15,10 @@ from graphprobe.errors import SourceError
 from graphprobe.export.exporter import start_exporter
 from graphprobe.ledger import Ledger
 from graphprobe.observe import observe
-from graphprobe.snapshot import Snapshot
+from graphprobe.snapshot import Row, Snapshot
 from graphprobe.tools import sources, web
-from graphprobe.tools.sources import read, snapshot_url
+from graphprobe.tools.sources import Reading, page_url, read, reading, snapshot_url
+from tests.pages import MODERN, PAGE
 from tests.servers import Server
 
 
@@ -58,6 +59,104 @@ def test_snapshot_url(url: str, expected: str) -> None:
     assert snapshot_url(url) == expected
 
 
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://h:1", "http://h:1/metrics"),
+        ("http://h:1/?x=1", "http://h:1/metrics?x=1"),
+        ("https://h/a/metrics?x=1#y", "https://h/a/metrics?x=1"),
+        ("http://h/stats", "http://h/stats"),
+        ("http://h/metrics/", "http://h/metrics/"),
+    ],
+)
+def test_page_url(url: str, expected: str) -> None:
+    """An address with a path is asked for as it is."""
+    assert page_url(url) == expected
+
+
+def test_a_snapshot_is_all_that_is_known(filled: Ledger, tmp_path: Path) -> None:
+    """It knows no time, and there is nothing to note."""
+    path = tmp_path / "shot.json"
+    path.write_text("\ufeff " + filled.snapshot().to_json())
+    assert Reading(filled.snapshot(), (), "snapshot", ()) == reading(path) == reading(filled.snapshot())
+
+
+@pytest.mark.parametrize("page", [PAGE, MODERN], ids=["text", "openmetrics"])
+def test_a_page_of_metrics(tmp_path: Path, page: str) -> None:
+    """Saved to a file, in both formats, it is read where there is no snapshot; ``read`` has the same."""
+    path = tmp_path / "page"
+    path.write_text(page)
+    found = reading(path)
+    assert ("metrics", ()) == (found.kind, found.windows)
+    assert [3, 72, 0, 128] == [row.batch_size for row in sorted(found.snapshot.forwards["decode"].rows, key=_by_path)]
+    assert read(path) == found.snapshot
+
+
+def _by_path(row: Row) -> tuple[bool, int]:
+    return row.path == "eager", row.batch_size
+
+
+@pytest.mark.parametrize("path", ["", "/", "/metrics", "/stats?x=1"])
+@pytest.mark.parametrize("code", [404, 405, 406, 410])
+def test_an_engine_that_has_only_metrics(server: Server, path: str, code: int) -> None:
+    """One in another language serves no snapshot: its page is read instead."""
+    asked: list[str] = []
+
+    def reply(handler: BaseHTTPRequestHandler) -> None:
+        asked.append(handler.path)
+        found = not handler.path.startswith(("/snapshot", "/stats/snapshot"))
+        answer(handler, PAGE.encode() if found else b"", 200 if found else code)
+
+    server.reply = reply
+    found = reading(server.url + path)
+    assert "metrics" == found.kind
+    assert 2 == found.snapshot.forwards["decode"].graph_calls
+    assert 2 == len(asked)
+    assert (path if path.strip("/") else "/metrics") == asked[1]
+
+
+def test_a_snapshot_that_was_asked_for_is_not_replaced(server: Server) -> None:
+    """Who names it wants its exact sizes."""
+    asked: list[str] = []
+
+    def reply(handler: BaseHTTPRequestHandler) -> None:
+        asked.append(handler.path)
+        answer(handler, b"", 404)
+
+    server.reply = reply
+    with pytest.raises(SourceError, match="HTTP 404"):
+        reading(f"{server.url}/snapshot")
+    assert ["/snapshot"] == asked
+
+
+def test_a_server_that_fails_is_not_asked_again(server: Server) -> None:
+    """Only a snapshot that is not there has a page of metrics in its place."""
+    asked: list[str] = []
+
+    def reply(handler: BaseHTTPRequestHandler) -> None:
+        asked.append(handler.path)
+        answer(handler, b"", 500)
+
+    server.reply = reply
+    with pytest.raises(SourceError, match="HTTP 500"):
+        reading(server.url)
+    assert ["/snapshot"] == asked
+
+
+def test_a_server_with_the_same_page_everywhere(server: Server) -> None:
+    """As prometheus_client's is: the page of metrics comes where a snapshot was asked for."""
+    server.reply = lambda handler: answer(handler, PAGE.encode())
+    assert "metrics" == reading(server.url).kind
+
+
+def test_sizes_and_logs_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a text is, its content tells, wherever it comes from."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"batch_size\n4\n4\n")))
+    found = reading("-", parts=1)
+    assert "sizes" == found.kind
+    assert (found.snapshot,) == found.windows
+
+
 def test_default(filled: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a source the exporter of this machine is read."""
     assert sources.DEFAULT == "http://127.0.0.1:9464"
@@ -93,9 +192,10 @@ def test_standard_input(filled: Ledger, monkeypatch: pytest.MonkeyPatch) -> None
     ("text", "hint"),
     [
         (b"", "not a graphprobe snapshot"),
-        (b"<html>", "not a graphprobe snapshot"),
+        (b"<html>", "not a graphprobe snapshot, and nothing else that is read"),
         (b"\xff", "not a graphprobe snapshot"),
-        (b"# HELP x y\n", "these are metrics"),
+        (b"{}", "not a graphprobe snapshot: KeyError"),
+        (b"# HELP x y\n", "these are metrics, but none of graphprobe's"),
         (b'{"schema": 99, "forwards": {}}', "schema 99, this version reads 1"),
     ],
 )
