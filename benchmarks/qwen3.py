@@ -1,6 +1,6 @@
 """A Qwen3-shaped transformers model with random weights, batches 1 to 16, through ``graphprobe.capture``.
 
-    python benchmarks/qwen3.py [--layers 36] [--json FILE]
+    python benchmarks/qwen3.py [--shape 8b] [--json FILE]
 
 For each bucket: outputs against eager, replays counted against an independent count of CUDAGraph.replay, eager and
 graph milliseconds, capture seconds, pool megabytes.
@@ -22,21 +22,23 @@ import graphprobe
 BUCKETS = [1, 2, 4, 8, 16]
 SHAPES = {
     "8b": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
+    "0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
     "tiny": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8},
 }
 
 
-def build(shape: str, device: str, dtype: torch.dtype) -> Any:
+def build(shape: str, device: str, dtype: torch.dtype, attention: str = "sdpa") -> Any:
     """The model with random weights; no download."""
     config = Qwen3Config(
-        vocab_size=151936 if shape == "8b" else 1000,
+        vocab_size=1000 if shape == "tiny" else 151936,
         num_key_value_heads=8,
-        head_dim=128 if shape == "8b" else 32,
+        head_dim=32 if shape == "tiny" else 128,
+        tie_word_embeddings=shape == "0.6b",
         **SHAPES[shape],
     )
     torch.manual_seed(0)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
     return model.eval()
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from graphprobe.export.exporter import start_exporter
     from graphprobe.export.otel import start_otel
     from graphprobe.graphed import capture
+    from graphprobe.tools.advisor import advise
     from graphprobe.tools.table import table
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "GraphprobeError",
     "Snapshot",
     "SourceError",
+    "advise",
     "capture",
     "coverage",
     "decode_buckets",
@@ -50,6 +52,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "advise": "graphprobe.tools.advisor",
     "capture": "graphprobe.graphed",
     "start_exporter": "graphprobe.export.exporter",
     "start_otel": "graphprobe.export.otel",
