@@ -70,6 +70,24 @@ CROSSINGS = ("aten::copy_", "aten::copy", "aten::_copy_from", "aten::_copy_from_
 """Operators that copy into a tensor of another device."""
 
 
+ATTENTION = (
+    "aten::_scaled_dot_product_",
+    "aten::_efficient_attention_forward",
+    "aten::_flash_attention_forward",
+    "aten::_cudnn_attention_forward",
+)
+"""Beginnings of the names of fused attention kernels."""
+
+
+def lasting(func: Any, result: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a result, without the random seed and offset of fused attention.
+
+    Memory-efficient attention hands those back as numbers of the host, and inside a capture as tensors of the device.
+    """
+    seeded = func.name().startswith(ATTENTION)
+    return (t for t in tensors_in(result) if not (seeded and t.dim() == 0 and t.device.type == "cpu"))
+
+
 def needs_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> bool:
     """Whether an operator's result or its shape depends on data, which the host would have to read."""
     name = func.name().split(".")[0]

@@ -25,6 +25,7 @@ from graphprobe.operators import (
     composed,
     draws,
     in_compiled_code,
+    lasting,
     needs_host,
     tensors_in,
     writes_of,
@@ -140,7 +141,7 @@ class Watch(TorchDispatchMode):
 
     def _check_place(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
         """Refuse a copy between devices, which would wait or read what is not there yet, and work on a third one."""
-        sources, places = ({str(t.device) for t in tensors_in(each)} for each in (args, result))
+        sources, places = ({str(t.device) for t in each} for each in (tensors_in(args), lasting(func, result)))
         if (sources and not places <= sources) or (len(sources) > 1 and func.name() in CROSSINGS):
             path = f"{', '.join(sorted(sources))} to {', '.join(sorted(places))}"
             self._refuse(f"{func} copies from {path}, which a graph cannot ({caller()})")

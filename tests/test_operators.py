@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from graphprobe.operators import composed, draws, needs_host, writes_of
+from graphprobe.operators import composed, draws, lasting, needs_host, writes_of
 from graphprobe.watch import Watch
 
 aten = torch.ops.aten
@@ -77,3 +77,11 @@ def test_a_file_that_is_merely_named_so_is_no_compiled_code(tmp_path: Path) -> N
             "from graphprobe.operators import in_compiled_code\n\n\ndef call():\n    return in_compiled_code()\n"
         )
         assert expected is runpy.run_path(str(file))["call"]()
+
+
+def test_the_seed_of_fused_attention_is_no_copy_to_the_host() -> None:
+    """Memory-efficient attention gives its seed and offset back on the CPU; any other number there is a copy."""
+    result = (torch.empty(2, 4, device="meta"), torch.zeros(3), torch.tensor(7), torch.tensor(8))
+    attention = torch.ops.aten._scaled_dot_product_efficient_attention.default
+    assert ["meta", "cpu"] == [t.device.type for t in lasting(attention, result)]
+    assert 4 == len(list(lasting(torch.ops.aten.add.Tensor, result)))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from graphprobe.graphed import capture
 
@@ -284,6 +285,22 @@ def test_a_compiled_forward_is_captured_compiled() -> None:
     for _ in range(4):
         x = rows(4)
         assert torch.equal(module(x), graphed(x))
+    assert 3 == graphed.snapshot().graph_calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_memory_efficient_attention_gets_its_graph(dtype: torch.dtype) -> None:
+    """It hands a seed back on the host when it is not captured, which is no reason to refuse."""
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        q = x.view(x.shape[0], 4, 16, 16)
+        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+            return torch.nn.functional.scaled_dot_product_attention(q, q, q)
+
+    graphed = capture(attend, buckets=[2], name="efficient")
+    for _ in range(4):
+        x = rows(2, 1024).to(dtype)
+        assert torch.equal(attend(x), graphed(x))
     assert 3 == graphed.snapshot().graph_calls
 
 
