@@ -297,7 +297,7 @@ def test_memory_efficient_attention_gets_its_graph(dtype: torch.dtype) -> None:
         with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
             return torch.nn.functional.scaled_dot_product_attention(q, q, q)
 
-    graphed = capture(attend, buckets=[2], name="efficient")
+    graphed = capture(attend, buckets=[2], name=f"efficient {dtype}")
     for _ in range(4):
         x = rows(2, 1024).to(dtype)
         assert torch.equal(attend(x), graphed(x))
