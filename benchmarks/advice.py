@@ -1,14 +1,15 @@
 """Lists of buckets on an hour of two services: those that engines capture when told nothing, and those advised.
 
-    python benchmarks/advice.py [--steps FILE] [--traces FOLDER] [--max-batch 256] [--json FILE]
+    python benchmarks/advice.py [--steps FILE ...] [--traces FOLDER] [--max-batch 256] [--json FILE]
 
-The step times of FILE (benchmarks/steps.py makes one) or, without one, of a sketch: 9.0 ms + 0.27 ms per row by graph;
-eagerly the same, but never under the 42.9 ms that the host takes to launch it. ``hit``, ``padding`` and ``expected ms``
-are of one common traffic, that of an engine with a graph of every size: the same calls for every list. ``ms`` and
-``token/s`` are of a replay in which each list makes its own traffic. Advised are the best lists for that common traffic
-that end at the same maximum: with as many graphs, with the fewest that are as fast, with half as many. ``!`` marks a
-list whose own day has steps of more than 1.1 times the expected time: slower steps make the batches larger, and those
-may find no bucket near them, where the common traffic had none.
+Step times are those of each FILE (benchmarks/steps.py makes one), without prefills and with them, and those of a
+sketch: 9.0 ms + 0.27 ms per row by graph; eagerly the same, but never under the 42.9 ms that the host takes to launch
+it. ``hit``, ``padding`` and ``expected`` (ms per call) are of one common traffic, that of an engine with a graph of
+every size: the same calls for every list. All columns after it are of a replay in which each list makes a day of its
+own: ``ms`` per call, tokens per second, mean time per output token, seconds of the hour in steps and prefills.
+Advised is what ``graphprobe.advise`` answers about the common traffic: its proposal, and off its frontier the list with
+as many graphs, the one with the fewest that is as fast, the one with half as many. ``its own day`` is its answer about
+the day that the engine's own list made. ``!``: a day of its own of more than 1.1 times the expected time.
 """
 
 from __future__ import annotations
@@ -16,38 +17,49 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from graphprobe.buckets import Buckets
-from graphprobe.dispatch import Dispatcher
+from days import autocorrelation_time, sizes
+
+import graphprobe
+from graphprobe.tools import plot
+from graphprobe.tools.advice import Advice, Plan
 from graphprobe.tools.arrivals import Request, arrivals
 from graphprobe.tools.engines import defaults
-from graphprobe.tools.optimum import Choice, Problem, frontier
+from graphprobe.tools.optimum import Problem, frontier
 from graphprobe.tools.replays import Replay
 from graphprobe.tools.simulate import replay
+from graphprobe.tools.sources import Reading
+from graphprobe.tools.speculative import spans
 from graphprobe.tools.times import Curve
 
 TRACES = os.environ.get("GRAPHPROBE_TRACES") or str(Path(__file__).parents[2] / "shared" / "data")
 SPEEDS = (1, 4)
 SMALL = (1, 2, 4, 8, 16)
-MOST = 64
-"""Most graphs that are looked at for a list that is as fast."""
+PEERS = {"vllm": "vLLM", "sglang": "SGLang", "lmdeploy": "LMDeploy", "tensorrt-llm": "TensorRT-LLM"}
+EXACT = ("tensorrt-llm",)
+"""Peers that do not pad when told nothing."""
 
+NUMBERS = (3, 5, 8, 12, 17, 24, 35)
+"""Numbers of graphs at which the pace is held against lists without it."""
+
+MOST = 64
 CEILING = 0.5
 """An engine sits at the ceiling where requests are queued for a longer share of the time."""
 
 SLACK = 0.005
 """At the ceiling half as many graphs may take this much longer."""
 
-COLUMNS = (
-    ("list", "<34"), ("graphs", ">6"), ("hit", ">7"), ("padding", ">8"), ("expected ms", ">12"), ("ms", ">8"),
-    ("token/s", ">8"), ("capture s", ">10"), ("MiB", ">7"),
-)  # fmt: skip
+TRAP = 1.1
+SAME = 1 + 1e-9
+BY_SIZE = ("graph", "eager", "prefill", "capture_seconds", "bytes")
+HEAD = ("graphs", "hit", "padding", "expected", "ms", "token/s", "TPOT ms", "busy s", "capture s", "MiB")
 
 
 @dataclass(frozen=True)
@@ -58,20 +70,29 @@ class Steps:
     graph: Curve
     eager: Curve
     prefill: Curve | None = None
-    capture_seconds: Curve | None = None
-    held: float | None = None
-    """Mean bytes by which a capture made the pool grow: growth is no smooth function of the size."""
+    known: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     changed: Mapping[str, Mapping[int, tuple[float, float]]] = field(default_factory=dict)
     """Measured and used seconds where making them non-decreasing changed one."""
 
+    @cached_property
+    def given(self) -> dict[str, Any]:
+        """The same for ``advise``."""
+        times = {"times": dict(self.graph.points), "eager_times": dict(self.eager.points)}
+        return {**times, **{key: value for key, value in self.known.items() if value}}
+
+    def without_prefill(self) -> Steps:
+        """The same with prefills that take no time."""
+        return Steps(self.name, self.graph, self.eager, None, self.known, self.changed)
+
 
 def sketch(most: int) -> Steps:
+    """The times of the sketch."""
     graph = Curve({1: 9.27e-3, 256: 9.0e-3 + 0.27e-3 * 256})
-    sizes = range(1, max(most, 256) + 1)
-    return Steps("sketch", graph, Curve({n: max(42.9e-3, graph(n)) for n in sizes}))
+    return Steps("sketch", graph, Curve({n: max(42.9e-3, graph(n)) for n in range(1, max(most, 256) + 1)}))
 
 
 def measured(file: str) -> Steps:
+    """The times that benchmarks/steps.py wrote."""
     data = json.loads(Path(file).read_text())
     given = {key: {int(size): value for size, value in data.get(key, {}).items()} for key in BY_SIZE}
     curves = {key: Curve(given[key]).rising() for key in ("graph", "eager", "prefill") if given[key]}
@@ -79,173 +100,235 @@ def measured(file: str) -> Steps:
         key: {size: (given[key][size], curve(size)) for size in curve.sizes if given[key][size] != curve(size)}
         for key, curve in curves.items()
     }
-    capture = Curve(given["capture_seconds"]) if given["capture_seconds"] else None
-    held = statistics.fmean(given["bytes"].values()) if given["bytes"] else None
+    known = {"capture_seconds": given["capture_seconds"], "graph_bytes": _growth(given["bytes"])}
     name = data.get("model", Path(file).name)
-    return Steps(name, curves["graph"], curves["eager"], curves.get("prefill"), capture, held, changed)
+    return Steps(name, curves["graph"], curves["eager"], curves.get("prefill"), known, changed)
 
 
-BY_SIZE = ("graph", "eager", "prefill", "capture_seconds", "bytes")
+def _growth(held: Mapping[int, float]) -> dict[int, float]:
+    """Bytes by size, and under 0 those of any other: the pool grew with the largest, into which the others fit."""
+    others = [taken for size, taken in held.items() if size < max(held)]
+    return {**held, 0: fmean(others)} if others else dict(held)
 
 
-@dataclass(frozen=True)
 class Day:
-    """The requests of a day, and the calls that an engine with a graph of every size makes of them."""
+    """The requests of a day, and what becomes of it with any list."""
 
-    name: str
-    requests: list[Request]
-    steps: Steps
-    max_batch: int
+    def __init__(self, name: str, requests: list[Request], steps: Steps, max_batch: int) -> None:
+        self.name, self.requests, self.steps, self.max_batch = name, requests, steps, max_batch
+        self._played: dict[tuple[tuple[int, ...], bool], Replay] = {}
 
     def play(self, buckets: Sequence[int], pad: bool) -> Replay:
-        steps = self.steps
-        return replay(
-            self.requests, buckets, steps.graph, steps.eager, pad=pad, max_batch=self.max_batch, prefill=steps.prefill
-        )
+        """The day with this list, replayed once."""
+        key = tuple(buckets), pad
+        if key not in self._played:
+            steps, most = self.steps, self.max_batch
+            options: dict[str, Any] = {"pad": pad, "max_batch": most, "prefill": steps.prefill}
+            self._played[key] = replay(self.requests, buckets, steps.graph, steps.eager, **options)
+        return self._played[key]
 
-    def best(self, calls: Mapping[int, int], pad: bool) -> list[Choice]:
-        """The best list of 1, 2, ... graphs, each of which ends at the maximum."""
-        candidates = sorted({*calls, self.max_batch})
-        return frontier(Problem(calls, candidates, self.steps.graph.along, self.steps.eager.along, pad=pad), MOST)
+    @cached_property
+    def every(self) -> Replay:
+        """The common traffic: that of an engine with a graph of every size."""
+        return self.play(range(1, self.max_batch + 1), True)
 
-    def row(self, name: str, buckets: Sequence[int], pad: bool, calls: Mapping[int, int]) -> dict[str, Any]:
+    def ask(self, seen: Replay, buckets: Sequence[int], pad: bool, **more: Any) -> Advice:
+        """What ``advise`` says of this traffic to one who has this list and declares the maximum."""
+        asked = {"buckets": buckets, "pad": pad, "max_batch": self.max_batch, **self.steps.given, **more}
+        return graphprobe.advise(Reading(seen.snapshot()), **asked)
+
+    def ms(self, buckets: Sequence[int], pad: bool) -> float:
+        """Milliseconds per call of its own day."""
+        return (self.play(buckets, pad).seconds_per_call or 0) * 1e3
+
+    def row(self, name: str, plan: Plan, pad: bool) -> dict[str, Any]:
         """What a list does with the common traffic, and what becomes of the day with it."""
-        played = self.play(buckets, pad)
-        capture, held = self.steps.capture_seconds, self.steps.held
+        own = self.play(plan.buckets, pad)
         return {
             "list": name,
-            "buckets": list(buckets),
+            "buckets": spans(plan.buckets),
             "padded": pad,
-            "graphs": len(buckets),
-            **common(calls, buckets, pad, self.steps),
-            "ms": (played.seconds_per_call or 0) * 1e3,
-            "token/s": played.tokens_per_second,
-            "hit of its own": played.hit_rate,
-            "waiting": played.waiting,
-            "ttft ms": {"mean": played.ttft.mean * 1e3, "p99": played.ttft.p99 * 1e3},
-            "capture s": sum(capture.along(list(buckets))) if capture else None,
-            "MiB": held * len(buckets) / 2**20 if held is not None else None,
+            "graphs": plan.graphs,
+            "hit": plan.hit_rate,
+            "padding": plan.padding,
+            "expected": plan.seconds * 1e3,
+            "ms": self.ms(plan.buckets, pad),
+            "token/s": own.tokens_per_second,
+            "TPOT ms": own.tpot.mean * 1e3 if own.tpot else None,
+            "busy s": own.busy_seconds,
+            "capture s": plan.capture_seconds,
+            "MiB": plan.bytes / 2**20 if plan.bytes is not None and self.max_batch in plan.buckets else None,
+            "own hit": own.hit_rate,
+            "waiting": own.waiting,
         }
 
 
-def common(calls: Mapping[int, int], buckets: Sequence[int], pad: bool, steps: Steps) -> dict[str, float]:
-    """The hit rate, rows of padding per call and expected milliseconds per call of ``calls``."""
-    dispatcher = Dispatcher(Buckets(buckets), pad)
-    hits, padding, seconds = 0, 0, 0.0
-    for size, count in calls.items():
-        bucket = dispatcher.decide(size).bucket
-        hits += count if bucket else 0
-        padding += (bucket - size) * count if bucket else 0
-        seconds += count * (steps.graph(bucket) if bucket else steps.eager(size))
-    total = sum(calls.values())
-    return {"hit": hits / total, "padding": padding / total, "expected ms": seconds / total * 1e3}
+def asked(day: Day, name: str, buckets: Sequence[int], pad: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The rows of one list: itself and what is advised to one who has it; and how they compare."""
+    advice = day.ask(day.every, buckets, pad)
+    assert advice.now is not None
+    rows = [day.row(name, advice.now, pad), day.row("  advised", advice.best, pad)]
+    picks = picked(advice, len(buckets))
+    rows += [day.row(f"  advised, {key}", plan, pad) for key, plan in picks.items() if plan]
+    own = day.play(buckets, pad)
+    answer = day.ask(own, buckets, pad).best
+    rows.append(day.row("  advised, its own day", day.ask(day.every, answer.buckets, pad).now or answer, pad))
+    if not pad:
+        padded = day.ask(day.every, buckets, True)
+        picks |= {"padded, as many": picked(padded, len(buckets))["as many"]}
+        assert padded.now is not None
+        rows += [day.row("  the same, padded", padded.now, True)]
+        rows += [day.row("  advised, padded, as many", plan, True) for plan in [picks["padded, as many"]] if plan]
+    return rows, checked(day, name, advice, picks, pad)
 
 
-def lists(most: int) -> Iterator[tuple[str, Sequence[int], bool, bool]]:
-    """Name, buckets, whether they are padded to, whether this is what a peer captures when told nothing."""
-    yield "exact 1 2 4 8 16", SMALL, False, False
-    yield "padded 1 2 4 8 16", SMALL, True, False
-    yield "vLLM's own", defaults("vllm", most), True, True
-    yield "SGLang's own", defaults("sglang", most), True, True
-
-
-def compared(day: Day) -> dict[str, Any]:
-    every = day.play(range(1, day.max_batch + 1), True)
-    calls = every.sizes
-    frontiers = {pad: day.best(calls, pad) for pad in (True, False)}
-    rows, checks = [day.row("every size", range(1, day.max_batch + 1), True, calls)], []
-    ceiling = every.waiting > CEILING
-    for name, buckets, pad, peer in lists(day.max_batch):
-        own = day.row(name, buckets, pad, calls)
-        rows.append(own)
-        best = frontiers[pad]
-        total = sum(calls.values())
-        limit = own["expected ms"] * total / 1e3 * (1 + 1e-9)
-        wanted = {
-            "as many": best[min(len(buckets), len(best)) - 1],
-            "as fast": next((choice for choice in best if choice.seconds <= limit), None),
-            "half as many": best[min(len(buckets) // 2, len(best)) - 1] if peer else None,
-        }
-        advised = {
-            key: day.row(f"  advised, {key}", choice.buckets, pad, calls) for key, choice in wanted.items() if choice
-        }
-        rows += advised.values()
-        if peer:
-            checks.append(checked(name, own, advised, ceiling))
-    waiting = {"waiting": every.waiting, "ceiling": ceiling, "largest": max(calls), "calls": sum(calls.values())}
-    return {"day": day.name, **waiting, "rows": rows, "checks": checks}
-
-
-def checked(name: str, own: dict[str, Any], advised: dict[str, dict[str, Any]], ceiling: bool) -> dict[str, Any]:
-    """What the issue of the advisor asks for, of one default list of a peer."""
-    half = advised["half as many"]["expected ms"] / own["expected ms"] - 1
-    fast = advised["as fast"]["graphs"] if "as fast" in advised else None
+def picked(advice: Advice, graphs: int) -> dict[str, Plan | None]:
+    """Off the frontier: the best list with so many graphs, the smallest that is as fast, and that with half of them."""
+    edge, now = advice.frontier, advice.now
+    assert now is not None
     return {
-        "list": name,
-        "not better at its own number": advised["as many"]["expected ms"] <= own["expected ms"] * (1 + 1e-9),
-        "graphs": own["graphs"],
-        "graphs for equal time": fast,
-        "half the graphs cost": half,
-        "at most half": half <= SLACK if ceiling else fast is not None and 2 * fast <= own["graphs"],
-        "ms of its own day": own["ms"],
-        "ms of the advised, as many": advised["as many"]["ms"],
-        "ms of the advised, as fast": advised["as fast"]["ms"] if "as fast" in advised else None,
+        "as many": max((p for p in edge if p.graphs <= graphs), key=lambda p: p.graphs, default=None),
+        "as fast": next((p for p in edge if p.seconds <= now.seconds * SAME), None),
+        "half as many": max((p for p in edge if p.graphs <= graphs // 2), key=lambda p: p.graphs, default=None),
     }
 
 
-def cell(row: dict[str, Any], column: str) -> str:
+def checked(day: Day, name: str, advice: Advice, picks: Mapping[str, Plan | None], pad: bool) -> dict[str, Any]:
+    """What is advised, relative to the list in use: expected, and each on its own day."""
+    now = advice.now
+    assert now is not None
+    own = day.ms(now.buckets, pad)
+
+    def against(key: str) -> dict[str, Any] | None:
+        plan = picks.get(key)
+        if plan is None:
+            return None
+        there = day.ms(plan.buckets, pad or key.startswith("padded"))
+        return {"graphs": plan.graphs, "expected": plan.seconds / now.seconds - 1, "own": there / own - 1}
+
+    found = {key: against(key) for key in ("as many", "as fast", "half as many", "padded, as many")}
+    equal = next((p for p in advice.frontier if day.ms(p.buckets, pad) <= own * SAME), None) if pad else None
+    return {"list": name, "graphs": now.graphs, "padded": pad, **found, "as fast, own": equal and equal.graphs}
+
+
+def paced(day: Day) -> dict[str, dict[int, float]]:
+    """Milliseconds of its own day by those expected, for some numbers of graphs: as advised, and else."""
+    calls, most = day.every.sizes, day.max_batch
+    total, steps = sum(calls.values()), day.steps
+    free = frontier(Problem(calls, sorted({*calls, most}), steps.graph.along, steps.eager.along, pad=True), MOST)
+    edges = {"as advised": {}, "the maximum not declared": {"max_batch": None}}
+    lists = {
+        name: {plan.graphs: (plan.buckets, plan.seconds) for plan in day.ask(day.every, SMALL, True, **asked).frontier}
+        for name, asked in edges.items()
+    }
+    lists["without the pace"] = {len(best.buckets): (best.buckets, best.seconds / total) for best in free}
+    return {
+        key: {n: day.ms(found[n][0], True) / found[n][1] / 1e3 for n in NUMBERS if n in found}
+        for key, found in lists.items()
+    }
+
+
+def compared(day: Day) -> dict[str, Any]:
+    """All lists on one day."""
+    most, every = day.max_batch, day.every
+    whole = day.ask(every, range(1, most + 1), True)
+    assert whole.now is not None
+    rows, checks = [day.row("every size", whole.now, True)], []
+    lists: list[tuple[str, Sequence[int], bool]] = [(f"exact {spans(SMALL)}", SMALL, False)]
+    lists += [(f"padded {spans(SMALL)}", SMALL, True)]
+    lists += [(PEERS[peer], defaults(peer, most), peer not in EXACT) for peer in PEERS]
+    for name, buckets, pad in lists:
+        found, check = asked(day, name, buckets, pad)
+        rows += found
+        checks.append(check)
+    order = sizes(day.requests, day.steps.graph, max_batch=most, prefill=day.steps.prefill)
+    return {
+        "day": day.name,
+        "calls": sum(every.sizes.values()),
+        "mean": sum(n * count for n, count in every.sizes.items()) / sum(every.sizes.values()),
+        "largest": max(every.sizes),
+        "waiting": every.waiting,
+        "ceiling": every.waiting > CEILING,
+        "autocorrelation_time": autocorrelation_time(order),
+        "pace": paced(day),
+        "checks": checks,
+        "rows": rows,
+    }
+
+
+def cell(row: Mapping[str, Any], column: str) -> str:
+    """One figure of the table."""
     value = row[column]
     if value is None:
         return "-"
     if column == "hit":
         return f"{value:.1%}"
-    digits = {"padding": 2, "expected ms": 3, "ms": 3, "token/s": 1, "capture s": 1, "MiB": 0}.get(column)
-    return str(value) if digits is None else f"{value:,.{digits}f}"
+    digits = {"padding": 2, "expected": 3, "ms": 3, "TPOT ms": 2, "token/s": 1, "capture s": 1}.get(column, 0)
+    return f"{value:,.{digits}f}"
 
 
-def page(result: dict[str, Any]) -> Iterator[str]:
+def page(result: Mapping[str, Any]) -> Iterator[str]:
+    """The tables of one set of step times."""
+    yield f"\n{result['steps']}, {'with' if result['prefill'] else 'without'} prefills"
+    for curve, moved in result["changed"].items():
+        told = ", ".join(f"{n}: {was * 1e3:.3f} -> {now * 1e3:.3f}" for n, (was, now) in moved.items())
+        yield f"made non-decreasing, {curve}: {told or 'nothing'} (ms)"
     for day in result["days"]:
         where = f"requests queued {day['waiting']:.0%} of the time" if day["ceiling"] else "below the ceiling"
-        yield f"\n{day['day']}: {day['calls']:,} calls, up to {day['largest']} rows, {where}"
-        yield "".join(f"{name:{form}}" for name, form in COLUMNS)
+        yield (
+            f"\n{day['day']}: {day['calls']:,} calls, {day['mean']:.1f} rows on average, {day['largest']} at most;"
+            f" {where}; {day['autocorrelation_time']:,.0f} calls are one independent observation"
+        )
+        yield f"{'list':<30}" + "".join(f"{name:>10}" for name in HEAD)
         for row in day["rows"]:
-            mark = " !" if row["ms"] > 1.1 * row["expected ms"] else ""
-            yield "".join(f"{cell(row, name):{form}}" for name, form in COLUMNS) + mark
-        for check in day["checks"]:
-            yield (
-                f"{check['list']}: as good with as many graphs {said(check['not better at its own number'])};"
-                f" equal time with {check['graphs for equal time']} of {check['graphs']}, half of them cost"
-                f" {check['half the graphs cost']:+.2%}: reached {said(check['at most half'])}"
-            )
+            mark = " !" if row["ms"] > TRAP * row["expected"] else ""
+            yield f"{row['list']:<30}" + "".join(f"{cell(row, name):>10}" for name in HEAD) + mark
+        for key, ratios in day["pace"].items():
+            yield f"own day / expected, {key}: " + ", ".join(f"{n}: {x:.2f}" for n, x in ratios.items())
 
 
-def said(reached: bool) -> str:
-    return "yes" if reached else "NO"
+def example(steps: Steps, traces: Path, most: int) -> Advice:
+    """What one is told who runs vLLM's own list on the conversations."""
+    day = Day("conv 1x", arrivals(traces / "azure_llm_2023_conv.csv"), steps, most)
+    buckets = defaults("vllm", most)
+    return day.ask(day.play(buckets, True), buckets, True, engine="vllm")
+
+
+def written(results: Sequence[Mapping[str, Any]], **about: Any) -> str:
+    """JSON with one line for each row, and no digits that say nothing."""
+    exact = json.dumps({**about, "results": results})
+    text = json.dumps(json.loads(exact, parse_float=lambda digits: float(f"{float(digits):.6g}")))
+    return text.replace('{"list"', '\n{"list"').replace('{"day"', '\n{"day"') + "\n"
 
 
 def main() -> None:
+    """Replay all days with all lists; print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", metavar="FILE")
+    parser.add_argument("--steps", metavar="FILE", nargs="*", default=[])
     parser.add_argument("--traces", metavar="FOLDER", default=TRACES)
     parser.add_argument("--max-batch", type=int, default=256)
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--plot", metavar="FILE", help="draw the frontier of the example in the JSON")
     options = parser.parse_args()
-    steps = measured(options.steps) if options.steps else sketch(options.max_batch)
-    result: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "steps": steps.name, "max_batch": options.max_batch}
-    result |= {"changed": steps.changed, "prefill": steps.prefill is not None, "days": []}
-    print(
-        f"steps: {steps.name}, {'with' if steps.prefill else 'without'} prefills; at most {options.max_batch} requests"
-    )
-    for curve, sizes in steps.changed.items():
-        told = ", ".join(f"{n}: {was * 1e3:.3f} -> {now * 1e3:.3f}" for n, (was, now) in sizes.items())
-        print(f"made non-decreasing, {curve}: {told or 'nothing'} (ms)")
-    for trace in ("conv", "code"):
-        for speed in SPEEDS:
-            requests = arrivals(Path(options.traces) / f"azure_llm_2023_{trace}.csv", speed=speed)
-            result["days"].append(compared(Day(f"{trace} {speed}x", requests, steps, options.max_batch)))
-    print("\n".join(page(result)))
+    found = [measured(file) for file in options.steps]
+    every = [sketch(options.max_batch), *(kind for steps in found for kind in (steps.without_prefill(), steps))]
+    results: list[dict[str, Any]] = []
+    for steps in every:
+        result: dict[str, Any] = {"steps": steps.name, "prefill": steps.prefill is not None, "changed": steps.changed}
+        days = []
+        for trace in ("conv", "code"):
+            for speed in SPEEDS:
+                requests = arrivals(Path(options.traces) / f"azure_llm_2023_{trace}.csv", speed=speed)
+                days.append(compared(Day(f"{trace} {speed}x", requests, steps, options.max_batch)))
+        results.append({**result, "days": days})
+        print("\n".join(page(results[-1])), flush=True)
+    shown = example(every[min(2, len(every) - 1)], Path(options.traces), options.max_batch)
     if options.json:
-        Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
+        about = {"date": time.strftime("%Y-%m-%d"), "max_batch": options.max_batch, "example": str(shown)}
+        Path(options.json).write_text(written(results, **about))
+    if options.plot:
+        now, chosen = shown.marks
+        plot.frontier(shown.points, options.plot, now=now, chosen=chosen, title="An hour of conversations")
 
 
 if __name__ == "__main__":

@@ -32,12 +32,8 @@ KINDS = {
     (89, 91): "Choice of buckets",
 }
 
-LATER = {
-    89: "advice to add a bucket",
-    90: "advice within limits of memory and graphs",
-    91: "advice to drop a bucket",
-}
-"""Failures that ask for a part that graphprobe does not have yet."""
+LATER: dict[int, str] = {}
+"""Failures that ask for a part that graphprobe does not have yet, and which."""
 
 REPORT = re.compile(r"[\w.-]+/[\w.-]+#\d+|[\w-]+#\d+|www\.[\w./-]+")
 

@@ -58,6 +58,15 @@ def test_table_of_file_and_input(ledger: Ledger, probe: Probe, tmp_path: Path) -
     assert run("table", str(path)).stdout == run("table", "-", input=text).stdout == table(ledger.snapshot())
 
 
+def test_notes_are_below_the_table(tmp_path: Path) -> None:
+    """What a reader of the numbers must know is printed by ``table``, and by ``top`` at each look."""
+    path = tmp_path / "sizes"
+    path.write_text("3\n3\n17\n")
+    note = "note: sizes alone do not tell what served them: all calls count as eager\n"
+    assert run("table", str(path)).stdout.endswith(f"\n{note}")
+    assert run("top", str(path), "--count", "2", "--interval", "0.05").stdout.count(note) == 2
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -162,7 +171,7 @@ def test_demo(tmp_path: Path) -> None:
 def test_help_names_what_exists() -> None:
     """Every command listed by ``--help`` runs its own ``--help``; nothing is listed that is not there."""
     names = re.findall(r"^  ([a-z]+)  +[A-Z]", run("--help").stdout, flags=re.M)
-    assert names == ["table", "top", "demo", "coverage", "check", "dashboards", "version"]
+    assert names == ["table", "top", "advise", "demo", "coverage", "check", "dashboards", "version"]
     assert all(run(name, "--help").exit_code == 0 for name in names)
 
 

@@ -17,6 +17,7 @@ from graphprobe.metrics import CATALOGUE
 from graphprobe.reasons import FallbackReason
 from graphprobe.tools.check import check
 from graphprobe.tools.contract import WORDS
+from graphprobe.tools.steps import REFERENCE, REFERENCE_EAGER
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -128,6 +129,56 @@ def test_a_row_says_what_is_true_today(row: Any) -> None:
     assert bool(row.bound) == (row.detected == "late")
     assert bool(row.verify) == (row.detected == "no")
     assert "|" not in row.hazard + row.does + row.bound + row.verify
+
+
+ADVISE = load(ROOT / "docs" / "advise.py")
+
+
+def test_the_page_of_the_advisor_is_made_from_its_json() -> None:
+    """docs/advise.md is what docs/advise.py prints."""
+    assert ADVISE.page() == (ROOT / "docs" / "advise.md").read_text()
+
+
+def test_no_default_list_was_better_than_the_advised_at_its_own_number_of_graphs() -> None:
+    """Of the engines that pad: neither for the same calls, nor each on its own day."""
+    found = [check for name in ADVISE.PADDED for _, _, check in ADVISE.checks(name)]
+    assert 12 <= len(found)
+    for one in found:
+        assert one["as many"]["graphs"] <= one["graphs"]
+        assert max(one["as many"][key] for key in ("expected", "own")) <= 1e-9
+
+
+def test_half_the_graphs_of_a_default_list_are_as_fast_or_cost_half_a_percent_at_the_ceiling() -> None:
+    """The lists of 35 and 36 graphs, on both traces at both speeds."""
+    for name in ("vLLM", "SGLang"):
+        for _, day, one in ADVISE.checks(name):
+            if day["ceiling"]:
+                assert max(one["half as many"][key] for key in ("expected", "own")) <= 0.005
+            else:
+                assert 2 * one["as fast"]["graphs"] <= one["graphs"]
+
+
+def test_no_padded_list_that_was_advised_is_a_trap() -> None:
+    """With the maximum declared its own day takes little more than was expected; without a pace one is lost."""
+    assert ADVISE.worst() <= 1.1
+    assert max(max(day["pace"]["without the pace"].values()) for _, day in ADVISE.results()) > 2
+
+
+def test_predictions_were_met_on_a_gpu() -> None:
+    """Hit rates exactly, milliseconds per call within a tenth."""
+    lists = [result[name] for data in ADVISE.REPLAYED for result in data["results"] for name in ("today", "proposal")]
+    assert lists
+    for one in lists:
+        assert one["predicted"]["hit_rate"] == pytest.approx(one["measured"]["hit_rate"], abs=1e-9)
+        assert one["predicted"]["ms"] == pytest.approx(one["measured"]["ms"], rel=0.1)
+
+
+def test_the_times_that_advice_is_modelled_on_are_those_measured() -> None:
+    """Where nothing is known of an engine: the Qwen3-8B shape, at the sizes of its file."""
+    for part, curve in (("graph", REFERENCE), ("eager", REFERENCE_EAGER)):
+        measured = ADVISE.STEPS["qwen3_8b"][part]
+        for size, seconds in curve.points.items():
+            assert seconds == pytest.approx(measured[str(size)], rel=0.01)
 
 
 METRICS = load(ROOT / "docs" / "metrics.py")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+import textwrap
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from graphprobe.tools.engines import line
 from graphprobe.tools.plot import Point, bars
 from graphprobe.tools.speculative import spans
-from graphprobe.tools.table import literal, percent
+from graphprobe.tools.table import WIDTH, literal, percent
 
 SCHEMA = 1
 
@@ -17,14 +20,16 @@ SCHEMA = 1
 class Plan:
     """A list of buckets, and what the traffic costs with it.
 
-    ``seconds`` is the expected time per call, ``padding`` rows added per call, ``hit_rate`` of all calls that count.
-    ``bytes`` and ``capture_seconds`` are of all its graphs together, None where nothing is known of them.
+    ``seconds`` is the expected time per call, ``padding`` rows added per call and ``padded_rows`` to all calls,
+    ``hit_rate`` of all calls that count. ``bytes`` and ``capture_seconds`` are of all its graphs together, None where
+    nothing is known of them.
     """
 
     buckets: tuple[int, ...]
     seconds: float
     hit_rate: float
     padding: float
+    padded_rows: int = 0
     bytes: int | None = None
     capture_seconds: float | None = None
 
@@ -33,6 +38,10 @@ class Plan:
         """How many graphs are captured."""
         return len(self.buckets)
 
+    def as_dict(self) -> dict[str, Any]:
+        """The fields and ``graphs``, for JSON."""
+        return {**asdict(self), "graphs": self.graphs}
+
 
 @dataclass(frozen=True, slots=True)
 class Advice:
@@ -40,8 +49,10 @@ class Advice:
 
     ``keep`` says to change nothing: the gain is below ``threshold``, or it is not sure enough, or too little was seen;
     ``why`` says which, in a sentence. ``now`` is today's list (None: not known), ``best`` the best one, ``leaner`` the
-    one with the fewest graphs that is as fast as today's. ``confidence`` is the probability that ``best`` gains
-    ``threshold`` at least on traffic like the one seen. ``gap`` is how far ``best`` may be from the best set within
+    one with the fewest graphs that is as fast as today's, where that one is kept. ``gain`` is the share of the time
+    that ``best`` saves, prices included (None: today's list is not known), ``confidence`` the probability that it saves
+    ``threshold`` at least on traffic like the one seen. ``eager_seconds`` is the time per call without any graph, None
+    where the time of one path is guessed from the other. ``gap`` is how far ``best`` may be from the best set within
     the limits; 0: proven to be it.
     """
 
@@ -59,11 +70,12 @@ class Advice:
     threshold: float
     frontier: tuple[Plan, ...]
     leaner: Plan | None = None
+    eager_seconds: float | None = None
     measured_hit_rate: float | None = None
     max_batch: int | None = None
     gap: float = 0.0
     notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = ()
 
     @property
     def plan(self) -> Plan:
@@ -88,7 +100,7 @@ class Advice:
     @property
     def line(self) -> str:
         """The text that tells the engine to capture the best list."""
-        return line(self.engine, self.best.buckets, max_batch=self.max_batch, pad=self.pads)
+        return self._line(self.best)
 
     @property
     def points(self) -> list[Point]:
@@ -103,27 +115,67 @@ class Advice:
 
     def to_json(self) -> str:
         """One JSON object with the names used here, those of the answer included."""
+        plans = {"now": self.now, "best": self.best, "leaner": self.leaner}
+        told = {name: None if plan is None else plan.as_dict() for name, plan in plans.items()}
         answer = {"buckets": self.buckets, "hit_rate": self.hit_rate, "expected_seconds": self.expected_seconds}
-        return json.dumps({"schema": SCHEMA, **asdict(self), **answer, "line": self.line})
+        frontier = [plan.as_dict() for plan in self.frontier]
+        data = {"schema": SCHEMA, **asdict(self), **told, "frontier": frontier, **answer, "line": self.line}
+        return json.dumps(data, allow_nan=False)
 
     def __str__(self) -> str:
         """Plain ASCII lines."""
-        lines = [f"{literal(self.forward)}: {self.calls:,} calls, {'padded' if self.pads else 'exact'} dispatch"]
-        lines += ["", *_grid(self), "", *_verdict(self)]
-        if self.leaner is not None:
-            lines.append(_leaner(self.leaner, self.now, self.engine, self.pads))
-        lines += [f"warning: {text}" for text in self.warnings]
-        if len(self.frontier) > 1:
-            now, chosen = self.marks
-            lines += ["", "expected time by number of graphs:", bars(self.points, now=now, chosen=chosen)]
-        lines += ["", *(f"note: {literal(text)}" for text in self.notes)] if self.notes else []
-        return "\n".join(lines)
+        name, dispatch = literal(self.forward), "padded" if self.pads else "exact"
+        paragraphs = [
+            [f"{name}: {self.calls:,} calls, {dispatch} dispatch"],
+            _grid(self),
+            *self._verdict(),
+            _told(f"warning: {text}" for text in self.warnings),
+            self._picture(),
+            _told(f"note: {text}" for text in self.notes),
+        ]
+        text = "\n\n".join("\n".join(lines) for lines in paragraphs if lines)
+        return text.encode("ascii", "backslashreplace").decode("ascii")
+
+    def _line(self, plan: Plan) -> str:
+        return line(self.engine, plan.buckets, max_batch=self.max_batch, pad=self.pads)
+
+    def _verdict(self) -> list[list[str]]:
+        if not self.keep:
+            do = "capture these" if self.now is None else "change it"
+            return [_told([f"{do}: {self.why}", f"buckets {_listed(self.best)}"]), self._line(self.best).splitlines()]
+        if self.now is None:
+            return [_told([f"not sure enough: {self.why}", f"the best list so far is {_listed(self.best)}"])]
+        better = self.best.seconds < self.now.seconds
+        so_far = [f"the best list so far is {_listed(self.best)}"] if better else []
+        kept = _told([f"keep what you have: {self.why}", *so_far])
+        return [kept] if self.leaner is None else [kept, *self._fewer(self.now, self.leaner)]
+
+    def _fewer(self, now: Plan, leaner: Plan) -> list[list[str]]:
+        """What of today's list can go, and what that saves."""
+        gone = [n for n in now.buckets if n not in leaner.buckets]
+        do = f"drop {spans(gone)}" if set(leaner.buckets) < set(now.buckets) else f"capture {_listed(leaner)}"
+        fewer = now.graphs - leaner.graphs
+        saved = [f"{fewer} graph{'' if fewer == 1 else 's'}"]
+        if leaner.bytes is not None and now.bytes is not None:
+            saved.append(f"{(now.bytes - leaner.bytes) / 2**20:,.1f} MiB")
+        if leaner.capture_seconds is not None and now.capture_seconds is not None:
+            saved.append(f"{now.capture_seconds - leaner.capture_seconds:,.1f} s of start-up")
+        text = f"or {do}: the time is the same, and that saves {', '.join(saved)}"
+        return [_told([text]), self._line(leaner).splitlines()]
+
+    def _picture(self) -> list[str]:
+        if len(self.frontier) < 2:
+            return []
+        now, chosen = self.marks
+        return ["expected time by number of graphs:", *bars(self.points, now=now, chosen=chosen).splitlines()]
 
 
 def _grid(advice: Advice) -> list[str]:
-    """Today's list and the best one, side by side."""
+    """No graph at all, today's list and the best one, side by side."""
+    rows = [["", "hit rate", "ms/call", "rows padded", "per call", "graphs", "MiB", "capture s"]]
+    if advice.eager_seconds is not None:
+        rows.append(["eager", *_cells(Plan((), advice.eager_seconds, 0.0, 0.0, 0, 0, 0.0))])
     plans = {"now": advice.now, "best": advice.best}
-    rows = [["", "hit rate", "ms/call", "padding", "graphs", "MiB", "capture s"]]
     rows += [[name, *_cells(plan)] for name, plan in plans.items() if plan is not None]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join([f"{row[0]:<{widths[0]}}", *map(str.rjust, row[1:], widths[1:])]) for row in rows]
@@ -131,26 +183,16 @@ def _grid(advice: Advice) -> list[str]:
 
 def _cells(plan: Plan) -> list[str]:
     memory = "-" if plan.bytes is None else f"{plan.bytes / 2**20:,.1f}"
-    spent = "-" if plan.capture_seconds is None else f"{plan.capture_seconds:.1f}"
-    return [percent(plan.hit_rate), f"{plan.seconds * 1e3:.4g}", f"{plan.padding:.2f}", str(plan.graphs), memory, spent]
+    spent = "-" if plan.capture_seconds is None else f"{plan.capture_seconds:,.1f}"
+    padded = [f"{plan.padded_rows:,}", f"{plan.padding:.2f}"]
+    return [percent(plan.hit_rate), f"{plan.seconds * 1e3:.4g}", *padded, str(plan.graphs), memory, spent]
 
 
-def _verdict(advice: Advice) -> list[str]:
-    named = f"[{', '.join(map(str, advice.best.buckets))}]"
-    if not advice.keep:
-        return [f"change it: {advice.why}", f"buckets {named}", "", *advice.line.splitlines()]
-    if advice.now is None:
-        return [f"not sure enough: {advice.why}", f"the best list so far is {named}"]
-    better = advice.best.seconds < advice.now.seconds
-    return [f"keep what you have: {advice.why}", *([f"the best list so far is {named}"] if better else [])]
+def _listed(plan: Plan) -> str:
+    return f"[{', '.join(map(str, plan.buckets))}]"
 
 
-def _leaner(plan: Plan, now: Plan | None, engine: str, pads: bool) -> str:
-    fewer = f"{plan.graphs} graphs rather than {now.graphs}" if now else f"{plan.graphs} graphs"
-    saved = []
-    if now and plan.bytes is not None and now.bytes is not None:
-        saved.append(f"{(now.bytes - plan.bytes) / 2**20:,.1f} MiB")
-    if now and plan.capture_seconds is not None and now.capture_seconds is not None:
-        saved.append(f"{now.capture_seconds - plan.capture_seconds:.1f} s of start-up")
-    saves = f", which saves {' and '.join(saved)}" if saved else ""
-    return f"as fast with {fewer}{saves}: {spans(plan.buckets)}"
+def _told(sentences: Iterable[str]) -> list[str]:
+    """Sentences, none wider than a table."""
+    wrap = textwrap.TextWrapper(WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return [line for text in sentences for line in wrap.wrap(literal(text))]

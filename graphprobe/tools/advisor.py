@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import os
 from collections.abc import Iterable, Mapping
-from statistics import fmean
 
-from graphprobe.buckets import Buckets, as_max_batch, as_size
+from graphprobe.buckets import MAX_BUCKETS, Buckets, as_max_batch, as_size
 from graphprobe.errors import ConfigError
 from graphprobe.ledger import LEDGER
-from graphprobe.tools import sources, speculative
+from graphprobe.snapshot import Snapshot
+from graphprobe.tools import sources, speculative, use
 from graphprobe.tools.advice import Advice
 from graphprobe.tools.case import THRESHOLD, Question
-from graphprobe.tools.engines import ENGINES, Rule, rule
+from graphprobe.tools.engines import ENGINE, Rule, rule
 from graphprobe.tools.judge import judge
 from graphprobe.tools.steps import steps
-from graphprobe.tools.traffic import traffic
-
-PerGraph = float | Mapping[int, float] | None
-"""What each graph takes: one figure, or one by size."""
+from graphprobe.tools.traffic import Traffic, traffic
+from graphprobe.tools.use import PerGraph, number
 
 
 def advise(
@@ -55,55 +53,96 @@ def advise(
     ``source``: None for this process, else what ``graphprobe advise`` reads (see ``tools.sources.reading``, which takes
     ``window``, ``end``, ``match`` and ``timeout``). ``forward`` and ``phase`` name what of it is meant.
 
-    Today's list is read from the source, unless ``buckets`` gives it; ``pad`` is whether a larger bucket serves a batch
-    (None: as seen, else as the engine does). ``times`` and ``eager_times`` are seconds by size, linear between sizes;
-    None: as measured, else modelled, which ``notes`` say. ``graph_bytes`` and ``capture_seconds`` are what a graph
-    takes, one figure or by size.
+    Today's list is read from the source, unless ``buckets`` gives what the engine was told; ``pad`` is whether a larger
+    bucket serves a batch (None: as seen, else as the engine does). ``times`` and ``eager_times`` are seconds by size,
+    linear between sizes; None: as measured, else modelled. ``graph_bytes`` and ``capture_seconds`` are what a graph
+    takes, one figure or by size, where 0 stands for any other size; None: as measured. ``notes`` say which is which.
 
-    The proposal has at most ``max_buckets`` graphs (None: the fewest within 0.5 % of the best of 64), ``max_bytes``
-    bytes and ``max_capture_seconds``; it covers ``max_batch``, or ``max_seqs`` requests of ``1 + spec_tokens`` tokens,
-    or else the largest size seen. ``calls_per_start`` prices capture seconds, as calls served between two starts;
-    ``gib_worth`` prices memory, as the share of the time that a GiB is worth. ``engine``, ``tensor_parallel`` and
-    ``largest`` are the rule of ``tools.engines.rule``.
+    The proposal has at most ``max_buckets`` graphs (None: the fewest within 0.5 % of the best of 64, and below 10,000
+    calls of exact dispatch those of today's list), ``max_bytes`` bytes and ``max_capture_seconds``; it covers
+    ``max_batch``, or ``max_seqs`` requests of ``1 + spec_tokens`` tokens, or else the largest size seen. Where an
+    engine counts tokens, larger steps are left out, as they hold prompts, unless ``max_batch`` is given.
+    ``calls_per_start`` prices capture seconds, as calls served between two starts; ``gib_worth`` prices memory, as the
+    share of the time that a GiB is worth. ``engine``, ``tensor_parallel`` and ``largest`` are the rule of
+    ``tools.engines.rule``.
 
     ConfigError for what contradicts itself, SourceError where there is nothing to judge.
     """
     reading = source if isinstance(source, sources.Reading) else _read(source, window, end, match, timeout)
     seen = traffic(reading, forward, phase)
-    kind = engine or _engine(seen.forward)
-    told = None if pad is None and seen.pads is None else (pad if pad is not None else seen.pads)
+    kind = _engine(seen.forward) if engine is None else engine
+    told = seen.pads if pad is None and _may_choose(kind) else pad
     limits = rule(kind, spec_tokens=spec_tokens, tensor_parallel=tensor_parallel, largest=largest, pad=told)
+    given = None if buckets is None else Buckets(buckets).sizes
+    today = _today(limits, given, seen.buckets)
+    declared = _declared(limits, max_batch, max_seqs, spec_tokens)
+    if max_batch is None:
+        seen = _decode_steps(seen, limits, today, declared)
     question = Question(
         rule=limits,
-        today=Buckets(buckets).sizes if buckets is not None else seen.buckets,
-        bytes=_per_graph(graph_bytes, "graph_bytes", seen.graph_bytes),
-        capture_seconds=_per_graph(capture_seconds, "capture_seconds", seen.capture_seconds),
-        max_buckets=None if max_buckets is None else as_size(max_buckets, "max_buckets"),
-        max_batch=_declared(limits, max_batch, max_seqs, spec_tokens),
-        threshold=_share(threshold, "threshold"),
-        max_bytes=_positive(max_bytes, "max_bytes"),
-        max_capture_seconds=_positive(max_capture_seconds, "max_capture_seconds"),
-        calls_per_start=_positive(calls_per_start, "calls_per_start"),
-        gib_worth=_positive(gib_worth, "gib_worth"),
+        today=today,
+        bytes=use.of_memory(graph_bytes, seen.graph_bytes),
+        capture_seconds=use.of_captures(capture_seconds, seen.capture_seconds),
+        max_buckets=None if max_buckets is None else min(as_size(max_buckets, "max_buckets"), MAX_BUCKETS),
+        max_batch=declared,
+        threshold=_share(threshold),
+        max_bytes=_limit(max_bytes, "max_bytes"),
+        max_capture_seconds=_limit(max_capture_seconds, "max_capture_seconds"),
+        calls_per_start=_limit(calls_per_start, "calls_per_start", least=1),
+        gib_worth=_limit(gib_worth, "gib_worth"),
+        assumed=told is None and _may_choose(kind),
     )
     found = judge(seen, question, steps(seen.graph, seen.eager, times, eager_times))
-    if max_seqs is None or not question.today:
-        return found
-    ahead = speculative.check(question.today, max_seqs, spec_tokens, kind, told, tensor_parallel, largest)
-    return dataclasses.replace(found, warnings=(*ahead.warnings, *found.warnings))
+    ahead: list[str] = []
+    if max_seqs is not None and (checked := given or today):
+        ahead = _ahead(speculative.check(checked, max_seqs, spec_tokens, kind, told, tensor_parallel, largest))
+    elif given is not None and given != today:
+        ahead = [f"of today's list {kind} makes graphs of {speculative.spans(today)}: {'; '.join(limits.why)}"]
+    return dataclasses.replace(found, warnings=(*ahead, *found.warnings))
+
+
+def _ahead(coverage: speculative.Coverage) -> list[str]:
+    """What can be said before traffic, but for the line to paste, which traffic knows better."""
+    own = coverage.line.splitlines()[:1]
+    return [text for text in coverage.warnings if not own or own[0] not in text]
 
 
 def _read(
     source: sources.Source, window: float | None, end: float | None, match: str, timeout: float
 ) -> sources.Reading:
-    if source is None and window is None:
+    if source is not None and not isinstance(source, (str, os.PathLike, Snapshot)):
+        raise ConfigError(f"source must be an address, a file or a snapshot, got {source!r}")
+    if source is None and window is None and end is None and not match:
         return sources.Reading(LEDGER.snapshot())
     return sources.reading(source, window=window, end=end, match=match, timeout=timeout)
 
 
 def _engine(forward: str) -> str:
     first = forward.split(".")[0]
-    return first if first in ENGINES else "graphprobe"
+    return first if first in ENGINE else "graphprobe"
+
+
+def _may_choose(engine: str) -> bool:
+    return not isinstance(engine, str) or engine not in ENGINE or ENGINE[engine].may_choose
+
+
+def _today(limits: Rule, given: tuple[int, ...] | None, captured: tuple[int, ...]) -> tuple[int, ...]:
+    """The graphs that the engine makes of the list it is given, or those that the source says it made."""
+    if given is None:
+        return limits.resolve(captured) or captured
+    if not (made := limits.resolve(given)):
+        raise ConfigError(f"{limits.engine} captures nothing of buckets {list(given)}", "; ".join(limits.why))
+    return made
+
+
+def _decode_steps(seen: Traffic, limits: Rule, today: tuple[int, ...], declared: int | None) -> Traffic:
+    """Without what can be no decode step, where an engine counts tokens: those steps have prompts in them."""
+    if limits.unit != "tokens":
+        return seen
+    if declared is not None:
+        return seen.up_to(declared, f"no decode step has more than {declared:,}, so these hold prompts")
+    most = max([ENGINE[limits.engine].ceiling, *today])
+    return seen.up_to(most, "they are taken for steps with prompts; where they are none, declare max_seqs")
 
 
 def _declared(limits: Rule, max_batch: int | None, max_seqs: int | None, spec_tokens: int) -> int | None:
@@ -119,28 +158,17 @@ def _declared(limits: Rule, max_batch: int | None, max_seqs: int | None, spec_to
     return max(widest, most or 0)
 
 
-def _share(value: float, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-        raise ConfigError(f"{name} must be a share from 0 to 1, got {value!r}", "0.02 is two percent")
-    return float(value)
+def _share(threshold: float) -> float:
+    share = number(threshold)
+    if not 0 <= share < 1:
+        raise ConfigError(f"threshold must be a share from 0 to 1, got {threshold!r}", "0.02 is two percent")
+    return share
 
 
-def _positive(value: float | None, name: str) -> float | None:
+def _limit(value: float | None, name: str, least: float = 0.0) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ConfigError(f"{name} must be a number above 0, got {value!r}")
-    return float(value)
-
-
-def _per_graph(given: PerGraph, name: str, measured: Mapping[int, float]) -> Mapping[int, float]:
-    """What a graph takes by size; under 0 what one of any other size does. Empty: nothing is known."""
-    known = measured if given is None else given if isinstance(given, Mapping) else {0: given}
-    for size, value in known.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-            raise ConfigError(f"{name} must be numbers from 0 on, got {value!r} for size {size}")
-    if not known or 0 in known:
-        return known
-    # A shared pool grows with its first graph, the largest; one more graph takes what the others did.
-    others = [value for size, value in known.items() if size < max(known)] or list(known.values())
-    return {**known, 0: fmean(others)}
+    found = number(value)
+    if not found > 0 or found < least:
+        raise ConfigError(f"{name} must be a number {f'from {least:g} on' if least else 'above 0'}, got {value!r}")
+    return found

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from graphprobe.errors import ConfigError
-from graphprobe.tools.case import Case, use_of
+from graphprobe.tools.case import Case
 from graphprobe.tools.optimum import Pace, Problem
-
-DROPPED = 10_000
-"""Calls after which the largest bucket, never hit, need not be kept for what may come."""
 
 BUSIEST = 0.25
 """Share of the calls, those of the largest batches, whose pace larger ones must keep (see ``optimum.Pace``)."""
@@ -25,7 +23,7 @@ def problem(case: Case) -> Problem:
     """The problem of a case; ConfigError where nothing may be captured, or a maximum is below what was seen."""
     keeps = pace(case) if case.pads else None
     sizes = candidates(case, keeps)
-    prices = {n: price(case, n) for n in sizes} if case.question.priced else None
+    prices = price(case, sizes) if case.question.priced else None
     steps = case.steps
     return Problem(
         case.seen.calls, sizes, steps.graph.along, steps.eager_along, pad=case.pads, price=prices, pace=keeps
@@ -37,19 +35,31 @@ def required(case: Case) -> int:
     seen, declared = case.seen, case.question.max_batch
     if declared is not None:
         if declared < seen.largest:
-            what = f"max_batch {declared} is below size {seen.largest}, seen {seen.calls[seen.largest]:,} times"
+            seen_at = f"size {seen.largest}, seen {seen.calls[seen.largest]:,} times"
+            what = f"the declared largest batch of {declared} is below {seen_at}"
             raise ConfigError(what, "declare the largest batch that the engine sends, or leave it out")
         return declared
-    today = max(case.question.today, default=0)
-    # A bucket that long traffic never reached is not needed, as nobody declared it; after a short look it may be.
-    unused = seen.total >= DROPPED and not seen.hits.get(today)
-    return seen.largest if unused else max(seen.largest, today)
+    # A bucket that long traffic never needed is not kept, as nobody declared it; after a short look it is.
+    return max([seen.largest, *case.question.today[-1:]] if needs_top(case) else [seen.largest])
+
+
+def needs_top(case: Case) -> bool:
+    """Whether today's largest bucket was needed, or too little was seen to say that it is not."""
+    seen, today = case.seen, case.question.today
+    if not today or case.short:
+        return True
+    top = today[-1]
+    below = max(today[:-1], default=0) if case.pads else top - 1
+    return bool(seen.hits.get(top)) or any(below < size <= top for size in seen.calls)
 
 
 def candidates(case: Case, keeps: Pace | None) -> list[int]:
     """Sizes that may be captured, ascending; the last is the one that must be."""
     rule, most = case.question.rule, required(case)
     top = rule.ceil(most) if case.pads else most
+    if rule.above == "always" and rule.largest is not None:
+        # The engine captures its limit whatever it is told.
+        top = rule.largest
     if top is None or not rule.allows(top):
         # The limit of the engine is lower; what is above it stays eager.
         top = min(most, most if rule.largest is None else rule.largest) // rule.multiple * rule.multiple
@@ -68,21 +78,35 @@ def pace(case: Case) -> Pace:
     """What the busiest quarter of the calls needs, held for larger batches."""
     left = rest = BUSIEST * case.seen.total
     rows = seconds = 0.0
-    for size in sorted(case.seen.calls, reverse=True):
+    sizes = case.sizes[::-1]
+    for size, each in zip(sizes, case.steps.graph.along(sizes), strict=True):
         count = min(rest, case.seen.calls[size])
-        rows, seconds, rest = rows + count * size, seconds + count * case.steps.graph(size), rest - count
+        rows, seconds, rest = rows + count * size, seconds + count * each, rest - count
         if rest <= 0:
             break
     return Pace(math.floor(LADDER * rows / left), rows / seconds)
 
 
-def price(case: Case, bucket: int) -> float:
-    """Seconds of all calls together that a graph of this size must earn."""
-    question, seen = case.question, case.seen
-    found = 0.0
-    if question.calls_per_start is not None:
-        found += use_of(question.capture_seconds, bucket) * seen.total / question.calls_per_start
-    if question.gib_worth is not None:
-        spent = sum(count * case.steps.graph(size) for size, count in seen.calls.items())
-        found += use_of(question.bytes, bucket) / 2**30 * question.gib_worth * spent
+def price(case: Case, buckets: Sequence[int]) -> dict[int, float]:
+    """Seconds of all calls together that each graph of an ascending list must earn."""
+    question, found = case.question, dict.fromkeys(buckets, 0.0)
+    for worth, use in ((_start(case), question.capture_seconds), (_gib(case), question.bytes)):
+        for bucket, taken in use.each(buckets).items() if worth else ():
+            found[bucket] += taken * worth
     return found
+
+
+def _start(case: Case) -> float:
+    """What a second of captures is worth."""
+    every = case.question.calls_per_start
+    return 0.0 if every is None else case.seen.total / every
+
+
+def _gib(case: Case) -> float:
+    """What a byte is worth."""
+    share = case.question.gib_worth
+    if share is None:
+        return 0.0
+    sizes = list(case.seen.calls)
+    spent = sum(case.seen.calls[n] * t for n, t in zip(sizes, case.steps.graph.along(sizes), strict=True))
+    return share * spent / 2**30

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 from graphprobe.buckets import MAX_BUCKETS, Buckets
 from graphprobe.errors import ConfigError
 from graphprobe.tools.advice import Advice, Plan
 from graphprobe.tools.budget import Limit, within
+from graphprobe.tools.candidates import price
 from graphprobe.tools.candidates import problem as problem_of
-from graphprobe.tools.case import Case, Question, use_of
-from graphprobe.tools.confidence import confidence
+from graphprobe.tools.case import Case, Question
+from graphprobe.tools.confidence import estimate
 from graphprobe.tools.optimum import Choice, Problem, frontier
 from graphprobe.tools.remarks import notes, warnings
 from graphprobe.tools.steps import Steps
 from graphprobe.tools.table import percent
 from graphprobe.tools.traffic import Traffic
+from graphprobe.tools.use import Use
 
 SURE = 0.9
 """Probability of the gain below which it is not believed."""
@@ -29,6 +33,9 @@ TOLERANCE = 0.005
 MOST = 64
 """Most graphs of a proposal where no number is asked for."""
 
+SAME = 1e-9
+"""Relative difference of two times that sums of the same numbers in another order may have."""
+
 
 def judge(seen: Traffic, question: Question, steps: Steps) -> Advice:
     """The answer; ConfigError where what is asked contradicts itself or the traffic."""
@@ -37,9 +44,10 @@ def judge(seen: Traffic, question: Question, steps: Steps) -> Advice:
     problem = problem_of(case)
     edge, best, gap = _best(case, problem)
     now = case.plan(question.today) if question.today else None
-    gain = None if now is None else 1 - best.seconds / now.seconds
-    sure = 0.0 if now is None else confidence(case, now, best)
-    keep, why = _verdict(case, now, best, gain, sure)
+    gain = None if now is None else _gain(case, now, best)
+    sure = 0.0 if now is None else estimate(case, now.buckets, best.buckets).reaches(question.threshold)
+    broken = "" if now is None else _broken(case, now, problem.candidates[-1])
+    keep, why = _verdict(case, best, gain, sure, broken)
     return Advice(
         forward=seen.forward,
         engine=question.rule.engine,
@@ -54,19 +62,20 @@ def judge(seen: Traffic, question: Question, steps: Steps) -> Advice:
         confidence=sure,
         threshold=question.threshold,
         frontier=edge,
-        leaner=_leaner(now, edge) if keep else None,
+        leaner=_leaner(case, now, edge) if keep else None,
+        eager_seconds=None if steps.guessed else case.eagerly,
         measured_hit_rate=seen.hit_rate,
         max_batch=question.max_batch,
         gap=gap,
-        notes=(*seen.notes, *steps.notes, *notes(case, problem, now)),
-        warnings=tuple(warnings(case, problem, now)),
+        notes=(*seen.notes, *steps.notes, *notes(case, problem, now, gap)),
+        warnings=tuple(warnings(case, problem, now, best)),
     )
 
 
-def _limits(question: Question) -> list[tuple[str, Mapping[int, float], float]]:
+def _limits(question: Question) -> list[tuple[str, Use, float]]:
     """What a list may use: its name, the use of each graph, and how much."""
-    known: list[tuple[str, Mapping[int, float], float | None]] = [
-        ("graphs", {0: 1.0}, question.max_buckets),
+    known: list[tuple[str, Use, float | None]] = [
+        ("graphs", Use(other=1.0), question.max_buckets),
         ("bytes", question.bytes, question.max_bytes),
         ("capture seconds", question.capture_seconds, question.max_capture_seconds),
     ]
@@ -80,8 +89,8 @@ def _check_known(question: Question) -> None:
         "max_capture_seconds": (question.max_capture_seconds, question.capture_seconds, "capture_seconds"),
         "calls_per_start": (question.calls_per_start, question.capture_seconds, "capture_seconds"),
     }
-    for name, (asked, known, given) in needs.items():
-        if asked is not None and not known:
+    for name, (asked, use, given) in needs.items():
+        if asked is not None and not use.known:
             raise ConfigError(f"{name} needs to know what a graph takes, and no capture was seen", f"give {given}")
 
 
@@ -89,28 +98,57 @@ def _best(case: Case, problem: Problem) -> tuple[tuple[Plan, ...], Plan, float]:
     """The frontier, the best list within all limits, and how far that may be from the best there is."""
     question = case.question
     most = min(question.max_buckets or MOST, MAX_BUCKETS)
-    edge = _falling(frontier(problem, most) or frontier(problem.free(), most))
-    plans = tuple(case.plan(choice.buckets) for choice in edge)
-    if question.max_bytes is None and question.max_capture_seconds is None:
-        return plans, case.plan(_fewest(edge, question.priced).buckets), 0.0
-    limits = [
-        Limit(name, {n: use_of(use, n) for n in problem.candidates}, most) for name, use, most in _limits(question)
-    ]
+    # With fewer graphs than the pace needs, it is given up, and a warning says so.
+    edge = frontier(problem, most) or frontier(problem.free(), most)
+    fitting = [choice for choice in edge if not _over(question, choice.buckets)]
+    chosen, gap = _fewest(edge, question.priced), 0.0
+    if chosen not in fitting:
+        # Where all graphs take the same, a limit is one on their number.
+        alike = fitting and all(use.alike(problem.candidates[:-1]) for _, use, _ in _limits(question))
+        found, gap = (min(fitting, key=_total), 0.0) if alike else _within(question, problem, most)
+        chosen = _fewest([*fitting, found], question.priced)
+    best = case.plan(_with_todays(case, chosen.buckets))
+    return _falling([case.plan(choice.buckets) for choice in edge]), best, gap
+
+
+def _with_todays(case: Case, chosen: tuple[int, ...]) -> tuple[int, ...]:
+    """The list with what today's has beside, where exact dispatch was looked at shortly.
+
+    A graph that serves nothing yet costs no time, and a size that lost its own runs eagerly.
+    """
+    question = case.question
+    if case.pads or question.priced or not case.short:
+        return chosen
+    beside = {n for n in question.today if n <= chosen[-1] and question.rule.allows(n)}
+    both = tuple(sorted({*chosen, *beside}))
+    return chosen if _over(question, both) or len(both) > MAX_BUCKETS else both
+
+
+def _within(question: Question, problem: Problem, most: int) -> tuple[Choice, float]:
+    """The best list within limits, and how far it may be from the best there is."""
+    uses = _limits(replace(question, max_buckets=most))
+    limits = [Limit(name, use.each(problem.candidates), limit) for name, use, limit in uses]
     found = within(problem, limits) or within(problem.free(), limits)
     if found is None:
         raise ConfigError(_too_dear(problem, limits), "raise the limit, or declare a smaller max_batch")
-    return plans, case.plan(found.choice.buckets), found.gap
+    return found.choice, found.gap
 
 
-def _falling(edge: list[Choice]) -> list[Choice]:
-    """Up to the one with the fewest graphs of those that take the least time; more would change nothing."""
-    least = min(choice.seconds for choice in edge)
-    end = next(i for i, choice in enumerate(edge) if choice.seconds <= least * (1 + 1e-9))
-    return edge[: end + 1]
+def _falling(edge: Sequence[Plan]) -> tuple[Plan, ...]:
+    """Those that take less time than all with fewer graphs."""
+    kept: list[Plan] = []
+    for plan in edge:
+        if not kept or plan.seconds < kept[-1].seconds * (1 - SAME):
+            kept.append(plan)
+    return tuple(kept)
+
+
+def _total(choice: Choice) -> float:
+    return choice.total
 
 
 def _fewest(edge: Sequence[Choice], priced: bool) -> Choice:
-    best = min(edge, key=lambda choice: choice.total)
+    best = min(edge, key=_total)
     if priced:
         return best
     return next(choice for choice in edge if choice.total <= best.total * (1 + TOLERANCE))
@@ -126,39 +164,55 @@ def _too_dear(problem: Problem, limits: Sequence[Limit]) -> str:
     return f"the bucket {last} must be there, and takes {' and '.join(over) or 'more than the limits allow'}"
 
 
-def _verdict(case: Case, now: Plan | None, best: Plan, gain: float | None, sure: float) -> tuple[bool, str]:
-    """Whether to keep what there is, and why."""
+def _gain(case: Case, now: Plan, best: Plan) -> float:
+    """The share that the best list saves of what today's takes, prices included."""
+    before, after = (plan.seconds * case.counted + sum(price(case, plan.buckets).values()) for plan in (now, best))
+    return 0.0 if abs(before - after) <= SAME * before else 1 - after / before
+
+
+def _verdict(case: Case, best: Plan, gain: float | None, sure: float, broken: str) -> tuple[bool, str]:
+    """Whether to keep what there is, and why; ``broken`` is what today's list does not keep of what was asked."""
     total, threshold = case.seen.total, case.question.threshold
+    few = f"{total:,} calls are too few to judge by, {LEAST_CALLS:,} are the least"
+    if broken:
+        change = (
+            f"the best one that does takes {100 * abs(gain or 0):.1f} % {'less' if (gain or 0) > 0 else 'more'} time"
+        )
+        return False, "; ".join([broken, change, *([few] if total < LEAST_CALLS else [])])
     if total < LEAST_CALLS:
-        return True, f"{total:,} calls are too few to judge by, {LEAST_CALLS:,} are the least"
-    if now is None or gain is None:
+        return True, few
+    if gain is None:
         return False, f"today's list is not known; this one serves {percent(best.hit_rate)} of the calls by graphs"
-    if broken := _broken(case, now):
-        return False, broken
+    time = "time per call, prices included" if case.question.priced else "time per call"
     if gain < threshold:
-        saves = f"saves {100 * gain:.2g} % of the time" if gain > 0 else "saves nothing"
+        saves = f"saves {100 * gain:.2g} % of the {time}" if gain > 0 else "saves nothing"
         return True, f"the best list {saves}, less than {100 * threshold:g} %"
     if sure < SURE:
-        what = f"{100 * gain:.1f} % less time per call, but only {percent(sure)} sure of {100 * threshold:g} %"
-        return True, f"{what}; look again after more traffic"
-    return False, f"{100 * gain:.1f} % less time per call, {percent(sure)} sure of at least {100 * threshold:g} %"
+        odds = f"only {math.floor(100 * sure)} % sure of {100 * threshold:g} %, not {100 * SURE:g}"
+        return True, f"{100 * gain:.1f} % less {time}, but {odds}; look again after more traffic"
+    return False, f"{100 * gain:.1f} % less {time}, {percent(sure)} sure of at least {100 * threshold:g} %"
 
 
-def _broken(case: Case, now: Plan) -> str:
-    """What today's list does not keep of what was declared."""
-    most, rule = case.question.max_batch, case.question.rule
-    reachable = most if most is None or rule.largest is None else min(most, rule.largest)
-    if reachable is not None and case.server(Buckets(now.buckets), reachable) is None:
-        return f"today's list has no graph for the declared maximum of {most}"
-    for name, use, limit in _limits(case.question):
-        spent = sum(use_of(use, n) for n in now.buckets)
-        if spent > limit:
-            return f"today's list takes {spent:,.6g} {name}, more than {limit:,.6g}"
+def _broken(case: Case, now: Plan, top: int) -> str:
+    """What today's list does not keep of what was declared; ``top`` is the bucket that must be there."""
+    most = case.question.max_batch
+    if most is not None and case.server(Buckets(now.buckets), min(most, top)) is None:
+        return f"today's list does not hold the declared maximum of {most}"
+    over = _over(case.question, now.buckets)
+    return f"today's list does not keep the limits, as it takes {over}" if over else ""
+
+
+def _over(question: Question, buckets: Sequence[int]) -> str:
+    """The first limit that a list does not keep, in words; empty where it keeps all."""
+    for name, use, most in _limits(question):
+        if (spent := use.together(buckets)) > most * (1 + SAME):
+            return f"{spent:,.6g} {name}, more than {most:,.6g}"
     return ""
 
 
-def _leaner(now: Plan | None, edge: Sequence[Plan]) -> Plan | None:
-    """The list with the fewest graphs that takes no longer than today's."""
-    if now is None:
+def _leaner(case: Case, now: Plan | None, edge: Sequence[Plan]) -> Plan | None:
+    """The list with the fewest graphs that takes no longer than today's; None after a short look."""
+    if now is None or case.short:
         return None
-    return next((plan for plan in edge if plan.graphs < now.graphs and plan.seconds <= now.seconds), None)
+    fast = [plan for plan in edge if plan.graphs < now.graphs and plan.seconds <= now.seconds * (1 + SAME)]
+    return next((plan for plan in fast if not _over(case.question, plan.buckets)), None)

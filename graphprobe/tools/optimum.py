@@ -167,11 +167,7 @@ def frontier(problem: Problem, most: int) -> list[Choice]:
 
     Numbers of buckets with which a pace cannot be kept are left out; with all candidates it always is.
     """
-    found = _layers(problem, most, _envelope if problem.pad else _minimum)
-    breaks = [k for k, path in enumerate(found) if not problem.allowed(path)]
-    if breaks:
-        found[: breaks[-1] + 1] = _layers(problem, breaks[-1] + 1, _divided)
-    return [problem.choice(path) for path in found if path]
+    return [problem.choice(path) for path in _layers(problem, most) if path]
 
 
 def cheapest(problem: Problem) -> tuple[list[int], float]:
@@ -183,10 +179,12 @@ def cheapest(problem: Problem) -> tuple[list[int], float]:
     return path[::-1], costs[problem.last] + problem.tail
 
 
-def _layers(problem: Problem, most: int, layer: Layer) -> list[list[int]]:
+def _layers(problem: Problem, most: int) -> list[list[int]]:
     """The path of the best set for each number of buckets, empty where there is none."""
     costs = bases = problem.bases()
-    if layer is _divided and problem.lows:
+    layer: Layer = _envelope if problem.pad else _minimum
+    if problem.lows:
+        layer = _divided
         costs = [base if low < 0 else INFINITE for base, low in zip(bases, problem.lows, strict=True)]
     parents = [[-1] * len(bases)]
     found = []
@@ -210,10 +208,11 @@ def _minimum(problem: Problem, bases: list[float], before: Costs = None) -> tupl
     best, where = (INFINITE, -1) if before else (0.0, -1)
     costs: list[float] = []
     parent = []
+    known = before or costs
     for j, (base, eager) in enumerate(zip(bases, problem.eager, strict=True)):
         costs.append(base + best)
         parent.append(where)
-        value = (before or costs)[j] - eager
+        value = known[j] - eager
         if value < best:
             best, where = value, j
     return costs, parent
@@ -221,50 +220,51 @@ def _minimum(problem: Problem, bases: list[float], before: Costs = None) -> tupl
 
 def _envelope(problem: Problem, bases: list[float], before: Costs = None) -> tuple[list[float], list[int]]:
     """One layer of padded dispatch: cost[j] = base[j] + min over i < j of (before[i] - calls[i] * seconds[j])."""
-    costs: list[float] = []
-    parent = []
-    # The lines that are lowest somewhere; those before `head` are past. In locals, since this is the loop that counts.
-    slopes, heights, owners = ([], [], []) if before else ([0.0], [0.0], [-1])
-    head, end = 0, len(slopes)
-    for j, (base, x, c) in enumerate(zip(bases, problem.seconds, problem.calls, strict=False)):
-        low, owner = INFINITE, -1
-        if end > head:
-            low = heights[head] - slopes[head] * x
-            while head + 1 < end and (following := heights[head + 1] - slopes[head + 1] * x) <= low:
-                low = following
+    n = len(bases)
+    costs, parent = [INFINITE] * n, [-1] * n
+    known = before or costs
+    # The lines that are lowest somewhere, and from where on; those before `head` are past. This is the loop that
+    # counts: lists of full length, written by index, are a third faster than lists that grow and shrink.
+    starts, slopes, heights, owners = [-INFINITE] * (n + 1), [0.0] * (n + 1), [0.0] * (n + 1), [-1] * (n + 1)
+    head, top = 0, -1 if before else 0
+    for j, base, x, c in zip(range(n), bases, problem.seconds, problem.calls, strict=False):
+        if head <= top:
+            while head < top and starts[head + 1] <= x:
                 head += 1
-            owner = owners[head]
-        costs.append(base + low)
-        parent.append(owner)
-        height = (before or costs)[j]
-        while end > head:
-            steep, high = slopes[-1], heights[-1]
-            if steep == c:
-                if high <= height:
-                    height = INFINITE
+            costs[j] = base + heights[head] - slopes[head] * x
+            parent[j] = owners[head]
+        height, start = known[j], -INFINITE
+        if height == INFINITE:
+            continue
+        while head <= top:
+            steeper = c - slopes[top]
+            if steeper:
+                start = (height - heights[top]) / steeper
+                if start > starts[top]:
                     break
-            elif end - head < 2 or (high - heights[-2]) * (c - steep) < (height - high) * (steep - slopes[-2]):
+                start = -INFINITE
+            elif heights[top] <= height:
+                start = INFINITE
                 break
-            slopes.pop()
-            heights.pop()
-            owners.pop()
-            end -= 1
-        if height < INFINITE:
-            slopes.append(c)
-            heights.append(height)
-            owners.append(j)
-            end += 1
+            top -= 1
+        if start < INFINITE:
+            top += 1
+            starts[top], slopes[top], heights[top], owners[top] = start, c, height, j
     return costs, parent
 
 
 def _divided(problem: Problem, bases: list[float], before: list[float]) -> tuple[list[float], list[int]]:
     """One layer of padded dispatch where each step has a first candidate from which it may come."""
     calls, seconds, lows = problem.calls, problem.seconds, problem.lows or []
-    free = next((j for j, low in enumerate(lows) if low >= 0), len(bases))
+    free = bisect_right(lows, -1)
     costs, parent = _envelope(problem, bases[:free], before)
     costs += [INFINITE] * (len(bases) - free)
     parent += [-1] * (len(bases) - free)
-    waiting = [(free, len(bases), max(parent[free - 1], 0) if free else 0, len(bases))]
+    # A number of steps reaches all candidates from one to another. Rows that reach none are left out: they would say
+    # nothing of where their neighbours' best lies, and cost as much as a search without any division.
+    reached = [i for i, cost in enumerate(before) if cost < INFINITE]
+    first, end = max(reached[0], parent[free - 1]), reached[-1] + 1
+    waiting = [(max(free, reached[0] + 1), bisect_right(lows, reached[-1]), first, end)]
     while waiting:
         left, right, first, end = waiting.pop()
         if left >= right:
@@ -272,10 +272,7 @@ def _divided(problem: Problem, bases: list[float], before: list[float]) -> tuple
         j = (left + right) // 2
         low, high, x = max(first, lows[j]), min(end, j), seconds[j]
         options = [b - c * x for b, c in zip(before[low:high], calls[low:high], strict=True)]
-        best = min(options, default=INFINITE)
-        if best < INFINITE:
-            costs[j], parent[j] = bases[j] + best, low + options.index(best)
-            waiting += [(left, j, first, parent[j] + 1), (j + 1, right, parent[j], end)]
-        else:
-            waiting += [(left, j, first, end), (j + 1, right, first, end)]
+        best = min(options)
+        costs[j], parent[j] = bases[j] + best, low + options.index(best)
+        waiting += [(left, j, first, parent[j] + 1), (j + 1, right, parent[j], end)]
     return costs, parent

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-from graphprobe.buckets import Buckets
+from graphprobe.buckets import MAX_BUCKET, Buckets
 from graphprobe.errors import ConfigError, SourceError
 from graphprobe.reasons import FallbackReason
 from graphprobe.snapshot import ForwardSnapshot, Row, Times
 from graphprobe.tools.sources import Reading
+from graphprobe.tools.table import literal
 
 SERVABLE = frozenset(
     {
@@ -25,8 +26,14 @@ SERVABLE = frozenset(
 )
 """Eager calls that a bucket of their size would have served, or will."""
 
+OFF = frozenset({FallbackReason.DISABLED, FallbackReason.UNSUPPORTED_DEVICE})
+"""Those of them that no list changes before something else does."""
+
 UNEXPLAINED = frozenset({FallbackReason.UNKNOWN, FallbackReason.ENGINE_DECLINED})
 """Eager calls that a bucket would have served where none did hold their size, as far as anybody knows."""
+
+WHOLE = ("", "full")
+"""Modes of a graph that covers all of a forward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +41,10 @@ class Traffic:
     """Calls of one forward, without prefill.
 
     ``calls`` are those that a graph of their size could serve, ``windows`` the same in parts of time, the oldest first
-    (none where the source knows no time). ``stuck`` are counted calls that run eagerly with any list.
-    ``graph`` and ``eager`` are mean seconds by size, as measured, with how often; an eager time stands at the mean size
-    of what ran eagerly. ``pads`` is None where nothing tells.
+    (none where the source knows no time). ``stuck`` are counted calls that run eagerly with any list, ``off`` those of
+    ``calls`` during which graphs were off. ``hits`` are graph calls by bucket, ``partly`` those of a graph that covers
+    only a part. ``graph`` and ``eager`` are seconds by size, as measured; an eager time stands at the mean size of what
+    ran eagerly. ``pads`` is None where nothing tells.
     """
 
     forward: str
@@ -46,14 +54,15 @@ class Traffic:
     windows: tuple[Mapping[int, int], ...] = ()
     stuck: Mapping[int, int] = field(default_factory=dict)
     stuck_why: Mapping[FallbackReason, int] = field(default_factory=dict)
+    off: Mapping[FallbackReason, int] = field(default_factory=dict)
     hits: Mapping[int, int] = field(default_factory=dict)
+    partly: int = 0
     hit_rate: float | None = None
     pads: bool | None = None
     graph: Mapping[int, Times] = field(default_factory=dict)
     eager: Mapping[int, Times] = field(default_factory=dict)
     capture_seconds: Mapping[int, float] = field(default_factory=dict)
     graph_bytes: Mapping[int, int] = field(default_factory=dict)
-    pool_bytes: int | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -66,37 +75,62 @@ class Traffic:
         """The largest size of them."""
         return max(self.calls)
 
+    def up_to(self, most: int, why: str) -> Traffic:
+        """The same without sizes above ``most``; ``why`` is told. SourceError where nothing is left."""
+        over = {size: n for size, n in self.calls.items() if size > most}
+        if not over:
+            return self
+        told = f"{sum(over.values()):,} calls of {min(over):,} to {max(over):,} {self.unit} are left out: {why}"
+        calls = _below(self.calls, most)
+        if not calls:
+            raise SourceError(f"{literal(self.forward)}: {told}, and there are no others")
+        return replace(
+            self,
+            calls=calls,
+            windows=tuple(_below(window, most) for window in self.windows),
+            stuck=_below(self.stuck, most),
+            hit_rate=None,  # what was seen is that of other calls
+            notes=(*self.notes, told),
+        )
+
 
 def traffic(reading: Reading, forward: str | None = None, phase: str | None = None) -> Traffic:
     """The traffic of one forward of ``reading``: ``forward``, or the only one that has calls; all phases but prefill.
 
     ConfigError where the name is none, or several have calls; SourceError where there is no call yet.
     """
+    for name, given in (("forward", forward), ("phase", phase)):
+        if given is not None and not isinstance(given, str):
+            raise ConfigError(f"{name} must be a name, got {given!r}")
     chosen = _forward(reading.snapshot.forwards, forward)
     rows = _rows(chosen, phase)
-    calls, stuck, why = _sorted(rows, chosen)
+    pads = _pads(rows)
+    servable, stuck = _sorted(rows, chosen, pads)
+    calls = _by_size(servable)
     if not calls:
-        raise SourceError(f"{chosen.name}: {_nothing(chosen, stuck, phase)}")
+        raise SourceError(f"{literal(chosen.name)}: {_nothing(chosen, stuck, phase)}")
+    if max(calls) > MAX_BUCKET:
+        what = f"a call of {max(calls):,} {literal(chosen.unit)}, and no bucket may be above {MAX_BUCKET:,}"
+        raise SourceError(f"{literal(chosen.name)}: {what}. hint: are sizes bytes, or tokens of whole prompts?")
     parts = [w.forwards.get(chosen.name, ForwardSnapshot(chosen.name)) for w in reading.windows]
     eager = _merged([t for (p, path, _, _), t in chosen.times.items() if path == "eager" and _meant(p, phase)])
-    counted = [row for row in rows if row.reason is None or row.reason.counted]
-    graph_calls = sum(row.calls for row in rows if row.path == "graph")
     return Traffic(
         chosen.name,
         chosen.unit,
         chosen.buckets,
         calls,
-        tuple(dict(_sorted(_rows(part, phase), chosen)[0]) for part in parts),
-        stuck,
-        why,
-        _by(rows, "bucket"),
-        graph_calls / sum(row.calls for row in counted) if counted and reading.kind != "sizes" else None,
-        _pads(rows),
+        tuple(_by_size(_sorted(_rows(part, phase), chosen, pads)[0]) for part in parts),
+        _by_size(stuck),
+        _by_reason(stuck),
+        _by_reason([row for row in rows if row.reason in OFF]),
+        _hits(rows),
+        sum(row.calls for row in rows if row.path == "graph" and row.mode not in WHOLE),
+        _hit_rate(rows) if reading.kind != "sizes" else None,
+        pads,
         _graph_times(chosen, phase),
         {_mean_size(rows): eager} if eager else {},
         chosen.capture_seconds,
         {n: max(0, grown) for n, grown in chosen.pool_growth.items()},
-        chosen.pool_bytes,
         reading.notes,
     )
 
@@ -104,14 +138,18 @@ def traffic(reading: Reading, forward: str | None = None, phase: str | None = No
 def _forward(forwards: Mapping[str, ForwardSnapshot], name: str | None) -> ForwardSnapshot:
     if name is not None:
         if name not in forwards:
-            raise ConfigError(f"there is no forward {name!r}", f"there are: {', '.join(forwards) or 'none'}")
+            raise ConfigError(f"there is no forward {name!r}", f"there are: {_names(forwards.values()) or 'none'}")
         return forwards[name]
     if not forwards:
         raise SourceError("no forward is in the source. hint: decorate one with capture, or call observe")
     busy = [forward for forward in forwards.values() if forward.rows]
     if len(busy) > 1:
-        raise ConfigError(f"{len(busy)} forwards have calls", f"name one of: {', '.join(f.name for f in busy)}")
+        raise ConfigError(f"{len(busy)} forwards have calls", f"name one of: {_names(busy)}")
     return busy[0] if busy else next(iter(forwards.values()))
+
+
+def _names(forwards: Iterable[ForwardSnapshot]) -> str:
+    return ", ".join(literal(forward.name) for forward in forwards)
 
 
 def _meant(found: str, phase: str | None) -> bool:
@@ -123,33 +161,26 @@ def _rows(forward: ForwardSnapshot, phase: str | None) -> list[Row]:
     return [row for row in forward.rows if _meant(row.phase, phase) and row.calls > 0 and row.batch_size > 0]
 
 
-def _sorted(
-    rows: Iterable[Row], forward: ForwardSnapshot
-) -> tuple[Counter[int], Counter[int], Counter[FallbackReason]]:
-    """Calls by size that a graph could serve, those that none can, and why those."""
-    calls: Counter[int] = Counter()
-    stuck: Counter[int] = Counter()
-    why: Counter[FallbackReason] = Counter()
-    pads = _pads(forward.rows)
+def _sorted(rows: Iterable[Row], forward: ForwardSnapshot, pads: bool | None) -> tuple[list[Row], list[Row]]:
+    """The rows that a graph could serve, and those that count and that none can."""
+    held = _holder(forward, pads)
+    servable, stuck = [], []
     for row in rows:
-        if (
-            row.reason is None
-            or row.reason in SERVABLE
-            or (row.reason in UNEXPLAINED and not _held(row, forward, pads))
-        ):
-            calls[row.batch_size] += row.calls
-        elif row.reason.counted:
-            stuck[row.batch_size] += row.calls
-            why[row.reason] += row.calls
-    return calls, stuck, why
+        reason = row.reason
+        if reason is None or reason in SERVABLE or (reason in UNEXPLAINED and not held(row.batch_size)):
+            servable.append(row)
+        elif reason.counted:
+            stuck.append(row)
+    return servable, stuck
 
 
-def _held(row: Row, forward: ForwardSnapshot, pads: bool | None) -> bool:
-    """Whether the list in use has a graph for this size, so that something else kept the call from it."""
+def _holder(forward: ForwardSnapshot, pads: bool | None) -> Callable[[int], bool]:
+    """Whether the list in use has a graph for a size, so that something else kept a call from it."""
     if not forward.buckets:
-        return False
+        return lambda size: False
     buckets = Buckets(forward.buckets)
-    return (buckets.exact if pads is False else buckets.select)(row.batch_size) is not None
+    server = buckets.exact if pads is False else buckets.select
+    return lambda size: server(size) is not None
 
 
 def _pads(rows: Iterable[Row]) -> bool | None:
@@ -160,26 +191,51 @@ def _pads(rows: Iterable[Row]) -> bool | None:
     return False if any(row.reason is FallbackReason.NO_EXACT_BUCKET for row in rows) else None
 
 
-def _by(rows: Iterable[Row], name: str) -> Counter[int]:
+def _by_size(rows: Iterable[Row]) -> dict[int, int]:
     found: Counter[int] = Counter()
     for row in rows:
-        if row.path == "graph":
-            found[getattr(row, name)] += row.calls
-    return found
+        found[row.batch_size] += row.calls
+    return dict(found)
+
+
+def _by_reason(rows: Iterable[Row]) -> dict[FallbackReason, int]:
+    found: Counter[FallbackReason] = Counter()
+    for row in rows:
+        if row.reason is not None:
+            found[row.reason] += row.calls
+    return dict(found)
+
+
+def _hits(rows: Iterable[Row]) -> dict[int, int]:
+    found: Counter[int] = Counter()
+    for row in rows:
+        if row.path == "graph" and row.bucket is not None:
+            found[row.bucket] += row.calls
+    return dict(found)
+
+
+def _hit_rate(rows: Iterable[Row]) -> float | None:
+    counted = [row for row in rows if row.reason is None or row.reason.counted]
+    graph = sum(row.calls for row in counted if row.path == "graph")
+    return graph / sum(row.calls for row in counted) if counted else None
+
+
+def _below(calls: Mapping[int, int], most: int) -> dict[int, int]:
+    return {size: n for size, n in calls.items() if size <= most}
 
 
 def _graph_times(forward: ForwardSnapshot, phase: str | None) -> dict[int, Times]:
     by_bucket: dict[int, list[Times]] = {}
     for (found, path, _, bucket), times in forward.times.items():
-        if path == "graph" and bucket is not None and _meant(found, phase) and times.count:
+        if path == "graph" and bucket is not None and _meant(found, phase):
             by_bucket.setdefault(bucket, []).append(times)
-    return {bucket: merged for bucket, times in by_bucket.items() if (merged := _merged(times)) and merged.sum > 0}
+    return {bucket: merged for bucket, times in by_bucket.items() if (merged := _merged(times))}
 
 
 def _merged(times: Iterable[Times]) -> Times | None:
     times = list(times)
     count, total = sum(t.count for t in times), sum(t.sum for t in times)
-    return Times(count, total, ()) if count and total > 0 else None
+    return Times(count, total, ()) if count > 0 and total > 0 else None
 
 
 def _mean_size(rows: Iterable[Row]) -> int:
@@ -187,10 +243,11 @@ def _mean_size(rows: Iterable[Row]) -> int:
     return round(sum(size * n for size, n in eager) / sum(n for _, n in eager)) if eager else 1
 
 
-def _nothing(forward: ForwardSnapshot, stuck: Mapping[int, int], phase: str | None) -> str:
+def _nothing(forward: ForwardSnapshot, stuck: Iterable[Row], phase: str | None) -> str:
     if not forward.rows:
         return "no calls yet. hint: run it under load, then ask again"
-    if stuck:
-        return f"none of its {sum(stuck.values()):,} calls could have been served by a graph. hint: see table"
-    kind = "calls but prefill" if phase is None else f"calls of phase {phase}"
+    if why := _by_reason(stuck):
+        named = ", ".join(f"{n:,} {reason}" for reason, n in why.items())
+        return f"no list of buckets would have served its calls: {named}. hint: see what each of these reasons means"
+    kind = "calls but prefill" if phase is None else f"calls of phase {literal(phase)}"
     return f"no {kind} yet. hint: run it under load, or name a phase"

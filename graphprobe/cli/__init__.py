@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import shutil
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,10 +11,11 @@ from typer.core import TyperGroup
 
 from graphprobe import metrics
 from graphprobe.buckets import as_size, coverage
+from graphprobe.cli.advise import advise
+from graphprobe.cli.readers import check, table, top
+from graphprobe.cli.values import sizes
 from graphprobe.errors import ConfigError, GraphprobeError, SourceError
 from graphprobe.observe import spans
-from graphprobe.snapshot import Snapshot
-from graphprobe.tools import sources
 
 
 class _Commands(TyperGroup):
@@ -51,45 +48,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Which forwards ran as a CUDA graph, which fell back to eager, and why.",
 )
-
-Source = Annotated[
-    str, typer.Argument(metavar="[SOURCE]", help="URL of an exporter, file with a snapshot, or - for standard input.")
-]
-
-
-@app.command()
-def table(source: Source = sources.DEFAULT) -> None:
-    """Print what ran on which path, why, and what would help most."""
-    typer.echo(_table(sources.read(source)), nl=False)
-
-
-@app.command()
-def top(
-    source: Source = sources.DEFAULT,
-    interval: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")] = 2.0,
-    count: Annotated[int, typer.Option(min=0, help="Looks after which it ends; 0: until Ctrl-C.")] = 0,
-) -> None:
-    """Watch an exporter: the table of the last seconds, live."""
-    if source == "-":
-        raise ConfigError("top looks again and again, standard input comes once", "give a URL or a file")
-    before = sources.read(source)
-    with contextlib.suppress(KeyboardInterrupt), _screen() as show:
-        show(f"since the start\n\n{_table(before)}")
-        looks = 1
-        while looks != count:
-            time.sleep(interval)
-            looks += 1
-            before = _look(source, before, interval, show)
-
-
-def _look(source: str, before: Snapshot, interval: float, show: Callable[[str], None]) -> Snapshot:
-    try:
-        now = sources.read(source)
-    except SourceError as error:
-        show(f"{error}\n(looking again every {interval:g} s)\n")
-        return before
-    show(f"in the last {interval:g} s\n\n{_table(now - before)}")
-    return now
+app.command()(table)
+app.command()(top)
+app.command()(advise)
 
 
 @app.command()
@@ -112,7 +73,7 @@ def demo(
     run(
         model,
         pad=pad,
-        buckets=_sizes(buckets),
+        buckets=sizes(buckets),
         requests=requests,
         max_new_tokens=max_new_tokens,
         device=device,
@@ -129,31 +90,11 @@ def cover(
     pad: Annotated[bool, typer.Option("--pad/--no-pad", help="Whether a larger bucket may serve a batch.")] = False,
 ) -> None:
     """Name the batch sizes without a bucket, before any traffic."""
-    missing = coverage(_sizes(buckets), as_size(max_batch, "MAX_BATCH"), pad)
+    missing = coverage(sizes(buckets), as_size(max_batch, "MAX_BATCH"), pad)
     typer.echo(f"{len(missing)} of {max_batch} sizes have no bucket{': ' if missing else ''}{spans(missing)}")
 
 
-@app.command()
-def check(
-    source: Annotated[
-        str, typer.Argument(metavar="[SOURCE]", help="URL of an exporter or of a page of metrics, file, or -.")
-    ] = sources.DEFAULT,
-    wait: Annotated[
-        float | None,
-        typer.Option(min=0, max=3600, help="Seconds to a second read, for counters that fall; a URL: 1, a file: none."),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
-) -> None:
-    """Tell whether a page conforms to the metric contract.
-
-    Exit status 0: it does, and there may be warnings; 1: it does not; 2: there is no page.
-    """
-    from graphprobe.tools.check import check as held_against_the_contract
-
-    report = held_against_the_contract(source, wait=wait)
-    typer.echo(report.to_json() if json else report)
-    if not report.ok:
-        raise typer.Exit(1)
+app.command()(check)
 
 
 @app.command()
@@ -195,39 +136,6 @@ def version() -> None:
     typer.echo(f"graphprobe {info['version']} (metric contract {info['contract']}, torch {info['torch'] or 'none'})")
 
 
-@contextlib.contextmanager
-def _screen() -> Iterator[Callable[[str], None]]:
-    """Shows one text after the other: in place on a terminal, below each other elsewhere."""
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
-
-    console = Console()
-    if not console.is_terminal:
-        yield typer.echo
-        return
-    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
-        yield lambda text: live.update(Text(text), refresh=True)
-
-
-def _table(snapshot: Snapshot) -> str:
-    from graphprobe.tools.table import WIDTH
-    from graphprobe.tools.table import table as render
-
-    return render(snapshot, width=max(60, min(160, shutil.get_terminal_size((WIDTH, 24)).columns)))
-
-
-def _sizes(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"buckets must be whole numbers, got {text!r}", "write 1,2,4,8") from None
-
-
 def main() -> None:
     """Entry point of the console script."""
     app()
-
-
-if __name__ == "__main__":
-    main()

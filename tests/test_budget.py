@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from graphprobe.tools import budget
+from graphprobe.tools.budget import Limit, within
+from graphprobe.tools.optimum import Problem
+from graphprobe.tools.times import Curve
+from tests.problems import Drawn, close, drawn, keeps, sets, total
+
+BLOCKS = 6
+
+
+def limits(seed: int, candidates: list[int]) -> list[Limit]:
+    """One to three limits; uses of nothing, and limits of nothing."""
+    draw = random.Random(-seed)
+    found = [
+        Limit("a", {n: draw.choice([1.0, draw.random()]) for n in candidates}, draw.random() * 5),
+        Limit("b", {n: float(draw.choice([0, 1])) for n in candidates}, float(draw.randint(0, 6))),
+        Limit("graphs", dict.fromkeys(candidates, 1.0), float(draw.randint(1, 6))),
+    ]
+    return found[: draw.randint(1, 3)]
+
+
+def best(case: Drawn, given: list[Limit]) -> float | None:
+    """By trying every set."""
+    kept = [s for s in sets(case) if all(limit.of(s) <= limit.most for limit in given)]
+    return min((total(case, s) for s in kept), default=None)
+
+
+@pytest.mark.parametrize("paced", [False, True])
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_the_best_set_within_limits_is_what_trying_every_set_finds(block: int, paced: bool) -> None:
+    for seed in range(block, 120, BLOCKS):
+        case = drawn(seed, paced=paced)
+        given = limits(seed, case.problem.candidates)
+        found, wanted = within(case.problem, given), best(case, given)
+        if wanted is None:
+            assert found is None, seed
+            continue
+        assert found is not None, seed
+        assert 0.0 == found.gap
+        assert close(found.choice.total, wanted), seed
+        assert all(limit.of(found.choice.buckets) <= limit.most + 1e-9 for limit in given)
+        assert keeps(case, found.choice.buckets)
+
+
+def test_where_the_search_is_cut_short_the_gap_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best set there is lies no further below than the gap says."""
+    monkeypatch.setattr(budget, "WORK", 0)
+    monkeypatch.setattr(budget, "ROUNDS", 2)
+    gaps = []
+    for seed in range(200):
+        case = drawn(seed)
+        given = limits(seed, case.problem.candidates)
+        found, wanted = within(case.problem, given), best(case, given)
+        if found is not None and wanted is not None:
+            gaps.append(found.gap)
+            assert found.choice.total * (1 - found.gap) <= wanted * (1 + 1e-9) + 1e-9, seed
+    assert max(gaps) > 0, "no search was cut short"
+
+
+def test_hundreds_of_candidates_keep_every_limit() -> None:
+    draw = random.Random(3)
+    calls = {n: draw.randint(1, 10**6) for n in range(1, 257)}
+    graph, eager = Curve({1: 9e-3, 256: 78e-3}), Curve({1: 40e-3, 256: 90e-3})
+    given = [
+        Limit("bytes", {n: draw.randint(20, 60) + n / 10 for n in calls}, 900),
+        Limit("seconds", {n: draw.random() + 0.5 for n in calls}, 20),
+    ]
+    for pad in (True, False):
+        found = within(Problem(calls, sorted(calls), graph.along, eager.along, pad=pad), given)
+        assert found is not None
+        assert found.gap < 0.01
+        assert 256 == found.choice.buckets[-1]
+        assert all(limit.of(found.choice.buckets) <= limit.most for limit in given)
+
+
+def test_a_largest_bucket_that_breaks_a_limit_alone_is_no_answer() -> None:
+    problem = drawn(3, pad=True).problem
+    assert within(problem, [Limit("bytes", {problem.candidates[-1]: 2.0}, 1.0)]) is None
