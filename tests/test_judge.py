@@ -289,7 +289,9 @@ def test_a_gain_that_is_not_sure_is_no_reason_to_change() -> None:
     assert found.gain is not None
     assert found.gain > 0.5
     assert (True, True) == (found.keep, found.confidence < 0.5)
-    assert re.search(r"% less time per call, but only \d+ % sure of 2 %, not 90; look again after more traffic", found.why)
+    assert re.search(
+        r"% less time per call, but only \d+ % sure of 2 %, not 90; look again after more traffic", found.why
+    )
 
 
 def test_the_same_bursts_seen_again_and_again_are_sure() -> None:
