@@ -145,6 +145,13 @@ def test_an_engine_makes_of_a_proposal_what_the_proposal_says(
     assert found.best.buckets == bound.resolve(found.best.buckets)
 
 
+def test_an_engine_that_captures_its_limit_whatever_it_is_told_has_it_in_the_proposal() -> None:
+    """LMDeploy makes a graph of its largest batch: it is one of the four that may be."""
+    snapshot = dispatched({4: 3000, 9: 3000, 17: 3000, 30: 3000}, [32], True)
+    found = advise(snapshot, engine="lmdeploy", largest=50, max_buckets=4, **TIMED)
+    assert (4, 50) == (found.best.graphs, found.best.buckets[-1])
+
+
 @quick
 @given(traffics, lists, st.booleans())
 def test_the_largest_size_seen_is_never_dropped(calls: dict[int, int], today: list[int], pad: bool) -> None:
@@ -203,6 +210,23 @@ def test_within_a_limit_that_does_not_bind_the_fewest_graphs_are_taken() -> None
     roomy = advise(dispatched(calls, range(8, 65, 8), True), graph_bytes={1: 100, 0: 90}, max_bytes=10**9, **TIMED)
     assert free.best.buckets == roomy.best.buckets
     assert free.best.graphs < free.frontier[-1].graphs
+
+
+def test_beside_one_dear_graph_the_fewest_are_taken_still() -> None:
+    """Half a percent is given for fewer graphs where a limit forbids what would be the best of so many."""
+    calls = dict.fromkeys(range(1, 65), 1000)
+    free = advise(dispatched(calls, range(8, 65, 8), True), **TIMED)
+    dear = dict.fromkeys(free.best.buckets[:-1], 1000) | {0: 1}
+    found = advise(dispatched(calls, range(8, 65, 8), True), graph_bytes=dear, max_bytes=999, **TIMED)
+    assert not set(free.best.buckets[:-1]) & set(found.best.buckets)
+    assert found.best.graphs <= 2 * free.best.graphs
+
+
+def test_room_for_more_than_sixty_four_graphs_is_no_reason_for_them() -> None:
+    """Nobody asked for a number: small ones are cheap, and 64 are the most."""
+    calls = dict.fromkeys(range(1, 121), 100_000)
+    found = advise(dispatched(calls, [120], False), graph_bytes={n: n for n in range(1, 121)}, max_bytes=4000, **TIMED)
+    assert (64, True) == (found.best.graphs, (found.best.bytes or 0) <= 4000)
 
 
 def test_a_limit_on_seconds_counts_each_graphs_own() -> None:
@@ -272,6 +296,9 @@ def test_a_list_that_is_the_best_is_kept() -> None:
     """And it says that nothing is saved, not that 1e-16 is."""
     found = advise(dispatched({4: 3000, 8: 2000}, [4, 8], False), **TIMED)
     assert (True, 0.0, "the best list saves nothing, less than 2 %") == (found.keep, found.gain, found.why)
+    calls = {n: 1000 + 7 * n for n in range(1, 41)}
+    flat = advise(dispatched(calls, [7, 13, 29, 40], True), times={1: 0.0107, 64: 0.0107}, eager_times={1: 0.0333})
+    assert (True, 0.0, "the best list saves nothing, less than 2 %") == (flat.keep, flat.gain, flat.why)
 
 
 @pytest.mark.parametrize(("calls", "keep"), [(LEAST_CALLS - 1, True), (LEAST_CALLS, False)])
@@ -344,6 +371,13 @@ def test_an_idle_graph_is_dropped_after_ten_thousand_calls(calls: int, leaner: t
     """Not before, and today's list is kept beside; an idle top counts as idle too."""
     found = advise(seen({(16, 16): calls - 3000, (8, 8): 3000}, {}, (8, 16, 32)), **TIMED)
     assert (True, (8, 16, 32)) == (found.keep, found.buckets)
+    assert leaner == (found.leaner and found.leaner.buckets)
+
+
+@pytest.mark.parametrize(("calls", "leaner"), [(9_999, None), (10_000, (8, 16))])
+def test_an_idle_graph_in_the_middle_is_dropped_no_sooner(calls: int, leaner: tuple[int, ...] | None) -> None:
+    """A batch of 12 may still come."""
+    found = advise(seen({(16, 16): calls - 3000, (8, 8): 3000}, {}, (8, 12, 16)), **TIMED)
     assert leaner == (found.leaner and found.leaner.buckets)
 
 

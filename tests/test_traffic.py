@@ -145,7 +145,7 @@ def test_draft_and_verify_steps_are_traffic() -> None:
 
 def test_rows_without_calls_or_rows_are_no_traffic() -> None:
     """A size is never born of a row that counted nothing, nor of an empty batch."""
-    found = of(seen({(4, 4): 10, (8, 8): 0}, {(0, "empty_batch"): 3, (16, "batch_too_large"): 0}, (4, 8)))
+    found = of(seen({(4, 4): 10, (8, 8): 0, (0, 4): 7}, {(0, "empty_batch"): 3, (16, "batch_too_large"): 0}, (4, 8)))
     assert ({4: 10}, {4: 10}) == (found.calls, found.hits)
 
 
