@@ -316,7 +316,9 @@ One who runs vLLM's own list, on the day of the tables below that has all figure
 
 {pace}
 
-- **Confidence**: the share of a normal distribution of the gain above the threshold. Its width comes from windows of
+- **Confidence**: a list looks best on the traffic that it was made for, so here the gain is that of lists with as many
+  graphs, each made for one half of the calls and tried on the other: the share of its normal distribution above the
+  threshold. Its width comes from windows of
   time, where the source has them; else every 1,000 calls count as one observation, since neighbouring calls are of
   the same requests. Measured integrated autocorrelation times of the batch size, in calls:
 
