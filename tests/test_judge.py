@@ -12,7 +12,7 @@ from statistics import NormalDist
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from graphprobe.errors import ConfigError
@@ -153,13 +153,18 @@ def test_an_engine_that_captures_its_limit_whatever_it_is_told_has_it_in_the_pro
 
 
 @quick
-@given(traffics, lists, st.booleans())
-def test_the_largest_size_seen_is_never_dropped(calls: dict[int, int], today: list[int], pad: bool) -> None:
-    """However seldom it came."""
-    found = advise(dispatched(calls, today, pad), pad=pad, **TIMED)
-    lists = [found.best.buckets] if found.keep else [found.best.buckets, found.buckets]
-    assert all(server(max(calls), buckets, pad) for buckets in lists)
-    assert found.leaner is None or server(max(calls), found.leaner.buckets, pad)
+@given(traffics, lists, st.booleans(), st.none() | st.integers(64, 100))
+@example({1: 396, 9: 1}, [10], False, None)
+@example({1: 99_000, 9: 1}, [9, 64], False, 64)
+@example({8: 99_000, 9: 1}, [7, 8, 9, 64], False, 64)
+def test_the_largest_size_seen_is_never_dropped(
+    calls: dict[int, int], today: list[int], pad: bool, most: int | None
+) -> None:
+    """However seldom it came, and whatever larger one is there for other reasons."""
+    found = advise(dispatched(calls, today, pad), pad=pad, max_batch=most, **TIMED)
+    served = server(max(calls), today, pad) is not None
+    lists = [found.best, *([found.leaner] if found.leaner and served else [])]
+    assert all(server(max(calls), plan.buckets, pad) for plan in lists)
 
 
 @quick

@@ -107,21 +107,23 @@ def _best(case: Case, problem: Problem) -> tuple[tuple[Plan, ...], Plan, float]:
         alike = fitting and all(use.alike(problem.candidates[:-1]) for _, use, _ in _limits(question))
         found, gap = (min(fitting, key=_total), 0.0) if alike else _within(question, problem, most)
         chosen = _fewest([*fitting, found], question.priced)
-    best = case.plan(_with_todays(case, chosen.buckets))
+    best = case.plan(_completed(case, chosen.buckets))
     return _falling([case.plan(choice.buckets) for choice in edge]), best, gap
 
 
-def _with_todays(case: Case, chosen: tuple[int, ...]) -> tuple[int, ...]:
-    """The list with what today's has beside, where exact dispatch was looked at shortly.
+def _completed(case: Case, chosen: tuple[int, ...]) -> tuple[int, ...]:
+    """The list of exact dispatch with the largest size seen and, after a short look, with what today's has beside.
 
-    A graph that serves nothing yet costs no time, and a size that lost its own runs eagerly.
+    A size that lost its own graph runs eagerly, and one that serves nothing yet costs no time.
     """
-    question = case.question
-    if case.pads or question.priced or not case.short:
+    if case.pads:
         return chosen
-    beside = {n for n in question.today if n <= chosen[-1] and question.rule.allows(n)}
-    both = tuple(sorted({*chosen, *beside}))
-    return chosen if _over(question, both) or len(both) > MAX_BUCKETS else both
+    question, largest = case.question, case.seen.largest
+    for beside in ({largest, *(question.today if case.short and not question.priced else ())}, {largest}):
+        both = tuple(sorted({*chosen, *(n for n in beside if n <= chosen[-1] and question.rule.allows(n))}))
+        if len(both) <= MAX_BUCKETS and not _over(question, both):
+            return both
+    return chosen
 
 
 def _within(question: Question, problem: Problem, most: int) -> tuple[Choice, float]:
@@ -215,4 +217,6 @@ def _leaner(case: Case, now: Plan | None, edge: Sequence[Plan]) -> Plan | None:
     if now is None or case.short:
         return None
     fast = [plan for plan in edge if plan.graphs < now.graphs and plan.seconds <= now.seconds * (1 + SAME)]
+    if case.seen.largest in now.buckets and not case.pads:
+        fast = [plan for plan in fast if case.seen.largest in plan.buckets]
     return next((plan for plan in fast if not _over(case.question, plan.buckets)), None)
