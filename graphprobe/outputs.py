@@ -6,6 +6,7 @@ memory itself. Which outputs follow the batch is learnt from two sizes, never gu
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -31,6 +32,7 @@ class Shapes:
     def __init__(self) -> None:
         self._seen: dict[int, tuple[tuple[Any, ...], list[torch.Size]]] = {}
         self._unclear = False
+        self._lock = threading.Lock()
 
     @property
     def known(self) -> bool:
@@ -41,9 +43,11 @@ class Shapes:
         """Note the shapes of a result of ``rows`` rows. True where they contradict what two sizes had shown."""
         if not rows or self._unclear:
             return False
-        if not self.known:
-            self._seen.setdefault(rows, (node.key, [t.shape for t in tensors]))
-            return False
+        # Two threads may see a second size at once; a third size would have to be held against the first two.
+        with self._lock:
+            if not self.known:
+                self._seen.setdefault(rows, (node.key, [t.shape for t in tensors]))
+                return False
         expected = self._seen.get(rows) or self._expected(rows, width)
         self._unclear = expected is not None and expected != (node.key, [t.shape for t in tensors])
         return self._unclear

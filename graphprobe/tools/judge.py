@@ -217,6 +217,4 @@ def _leaner(case: Case, now: Plan | None, edge: Sequence[Plan]) -> Plan | None:
     if now is None or case.short:
         return None
     fast = [plan for plan in edge if plan.graphs < now.graphs and plan.seconds <= now.seconds * (1 + SAME)]
-    if case.seen.largest in now.buckets and not case.pads:
-        fast = [plan for plan in fast if case.seen.largest in plan.buckets]
     return next((plan for plan in fast if not _over(case.question, plan.buckets)), None)
