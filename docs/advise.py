@@ -282,6 +282,52 @@ The last one needs no traffic: it runs a trace of requests through continuous ba
 `benchmarks/steps.py` measured. In Python it is `graphprobe.advise()`. Declare the largest batch that the engine may
 send: it is never left out of a proposal.
 
+## From where
+
+```
+graphprobe advise --max-batch 256                                                # this machine's exporter, port 9464
+graphprobe advise shot.json --max-batch 256                                      # a file of Snapshot.to_json()
+graphprobe advise http://HOST:8000/metrics --max-batch 256                       # the page of an engine
+graphprobe advise http://HOST:9090 --last 6h --match 'job="vllm"' --max-seqs 256 # a window, from Prometheus
+graphprobe advise sizes.csv --engine sglang --buckets 1,2,4,8 --times 1:9.1,16:13.3 --eager-times 1:42.9
+graphprobe advise vllm.log --max-seqs 256                                        # vllm serve ... --cudagraph-metrics
+graphprobe advise sglang.log --max-seqs 256                                      # with the lines of its start
+```
+
+| source | sizes | today's list | rule of dispatch | times | windows of time |
+| --- | --- | --- | --- | --- | --- |
+| live process | exact | known | as seen | sampled | none |
+| snapshot file | exact | known | as seen | sampled | none |
+| `/metrics` | exact to 64, then ranges | known | as seen | sampled | none |
+| Prometheus | the same, counts rounded | known | as seen | sampled | up to 24, of 4 scrapes at least |
+| CSV of sizes | exact | unknown | unknown | unknown | up to 24, where a line is a call |
+| log of vLLM | tokens, prompts mixed in | in the tables' settings | it pads | unknown | a table each, up to 24 |
+| log of SGLang | of one step in 40 | in the lines of its start | as seen, else it pads | unknown | up to 24 |
+
+- **Live process**: `graphprobe advise` reads the exporter that `graphprobe.start_exporter()` opens; in the process
+  itself, `graphprobe.advise()` needs none. Of an exporter's `/metrics`, too, its snapshot is read, with exact sizes. Of
+  a page alone, a range counts as its upper end.
+- **Today's list** unknown: there is a proposal, and nothing that it is compared with. Give `--buckets`.
+- **Rule of dispatch**: a call that was padded, or eager as `no_exact_bucket`, tells it. Where none does, it is that of
+  `--engine`, and the answer says that it is assumed; `--pad` and `--no-pad` decide.
+- **Times** unknown: they are modelled, and a note says on what. Give `--times` and `--eager-times`, or `--steps`. What
+  graphs take of memory and of the start is known where times are; else give `--graph-mib`, `--capture-seconds`.
+- **Log of vLLM**: a table, every 10 s, counts all steps, those with prompts among them; `--max-seqs` (and
+  `--spec-tokens`) leaves out what is larger than any decode step. Model Runner V2 prints no table before 0.30.
+- **Log of SGLang**: it has one decode step in `--decode-log-interval`, so it tells no hit rate; with 1 it has all. Of
+  the ranks that log the same steps (`--enable-metrics-for-all-schedulers`) one is read; data-parallel ranks are summed.
+- **Log of both**: vLLM's tables are read, and a note says so. Colours do not matter.
+
+A **CSV of sizes** has commas, semicolons, tabs or blanks between columns; empty lines and those that begin with `#` do
+not count. With a header, sizes are in the only column that there is of `batch_size`, `batch`, `bs`, `size`, `n`,
+`rows`, `tokens`, `requests`, `num_tokens`, `num_reqs`, `num_seqs`, and the calls of each in the only one of `calls`,
+`count`, `counts`, `num_calls`, `frequency`, `freq`; without such a column a line is a call, in the order of time.
+Of several, `batch_size` and `calls` are taken. What stays unclear is refused: several others, `n` beside a column of
+sizes, and two columns of which one is sizes and the other, of whole numbers, none of these names. With more columns,
+those of other names are ignored. Without a header one number is a size, two are a size and its calls; sizes may all be
+on one line, or in a JSON list. Numbers have no marks of thousands: `1,024` and `1.000` are refused. A note of the
+answer says what was read.
+
 ## What it answers
 
 One who runs vLLM's own list, on the day of the tables below that has all figures:
@@ -293,9 +339,12 @@ One who runs vLLM's own list, on the day of the tables below that has all figure
 - **eager, now, best**: no graph, today's list and the proposal, for the same calls. `ms/call` is expected time, padding
   and misses included; padding is rows added, in all and per call.
 - **change it** or **keep what you have**. It says keep where the gain is below 2 % (`--threshold`), where it is less
-  than 90 % sure of that, and below 1,000 calls.
+  than 90 % sure of that, and below 1,000 calls (of each process, where several are summed: ranks of one engine count
+  the same steps; those of the warm-up are none). **run without graphs** is the answer where eager calls are faster than
+  any list, and **to keep what is asked** where today's list breaks a limit or lacks the declared maximum.
 - **or capture**: the smallest list that takes no longer than today's, for its start-up and its memory.
-- The picture below the answer is the frontier: the best list of each number of graphs. `--plot FILE` draws it.
+- The picture below the answer is the frontier: the best list of each number of graphs; a bar is its time above the best
+  of them. `--plot FILE` draws it.
 
 ![Expected time against the number of graphs, falling steeply up to a dozen graphs](advice/frontier.png)
 
@@ -305,8 +354,8 @@ One who runs vLLM's own list, on the day of the tables below that has all figure
   of an eager call. Times are those sampled in the traffic, or given; linear between sizes. First they are made
   non-decreasing in size, and where that changes a measured one the answer says so.
 - **Best list**: dynamic programming over all sizes seen and all numbers of graphs. It is the optimum, not a search;
-  the tests hold it against brute force. The proposal is the smallest list within 0.5 % of it, unless prices
-  (`--calls-per-start`, `--gib-worth`) decide.
+  the tests hold it against brute force. The proposal is the smallest list within 0.5 % of it (exact
+  dispatch: 0.1 %), unless prices (`--calls-per-start`, `--gib-worth`) decide.
 - **Pace**: sizes matter that the traffic did not have. A batch padded so far that it is served slower than requests
   come in grows, and stays large. So sizes above 1.25 times the busiest quarter's mean must be served at that
   quarter's rows per second. Below, time of its own day by expected time, the worst of 3 to 35 graphs, on the days

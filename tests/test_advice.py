@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from graphprobe.tools.advice import SCHEMA, Advice, Plan
 from graphprobe.tools.advisor import advise
-from graphprobe.tools.engines import ENGINE, line
+from graphprobe.tools.engines import ENGINE
+from graphprobe.tools.paste import line
 from graphprobe.tools.table import WIDTH, percent
 from tests.traffic import dispatched, seen
 
@@ -109,7 +110,7 @@ def test_the_frontier_is_drawn_with_both_lists_marked() -> None:
     """Graphs against milliseconds; with one point there is nothing to draw."""
     found = advise(MISSED, **TIMED)
     text = str(found)
-    assert "expected time by number of graphs:\ngraphs         ms  above best\n" in text
+    assert "expected time by number of graphs:\ngraphs         ms  above best  (as a bar)\n" in text
     assert (1, 1) == (text.count("<- proposal"), text.count("<- now"))
     assert [(plan.graphs, plan.seconds * 1e3) for plan in found.frontier] == found.points
     now, best = found.marks
@@ -139,7 +140,7 @@ def test_a_list_of_sixty_four_is_readable() -> None:
 def test_a_name_cannot_break_the_text() -> None:
     """Line ends, escapes and letters of other alphabets are written as ASCII, in text, notes and warnings."""
     name = "d\u00e9\n\x1b[31m\ud800"
-    found = advise(seen({(4, 4): 2000}, {(8, "batch_too_large"): 9}, (4,), name), largest=4, **TIMED)
+    found = advise(seen({(4, 4): 2000}, {(8, "batch_too_large"): 9}, (4,), name), largest=4, pad=False, **TIMED)
     first = str(found).splitlines()[0]
     assert "d\\xe9\\n\\x1b[31m\\ud800: 2,009 calls, exact dispatch" == first
     odd = dataclasses.replace(found, notes=("a\nb\x1b",), warnings=("\u2603" * 3,))
@@ -204,9 +205,9 @@ def test_json_has_every_name_and_every_value(found: Advice) -> None:
     """All fields, the answer, and what each list is made of; what is not known is null."""
     data = read(found)
     names = {field.name for field in dataclasses.fields(Advice)}
-    assert names | {"schema", "buckets", "hit_rate", "expected_seconds", "line"} == set(data)
+    assert names | {"schema", "keep", "buckets", "hit_rate", "expected_seconds", "line"} == set(data)
     assert SCHEMA == data["schema"]
-    for name in names | {"buckets", "hit_rate", "expected_seconds", "line"}:
+    for name in names | {"keep", "buckets", "hit_rate", "expected_seconds", "line"}:
         value = getattr(found, name)
         if isinstance(value, Plan):
             assert PLAN == set(data[name])

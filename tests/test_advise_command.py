@@ -16,10 +16,12 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 import graphprobe
-from graphprobe.cli import app, values
+from graphprobe.cli import app, options, values
+from graphprobe.cli.advise import advise, spelt
 from graphprobe.errors import ConfigError, SourceError
 from graphprobe.export.exporter import start_exporter
 from graphprobe.ledger import Ledger
@@ -120,8 +122,44 @@ def test_the_answer_is_that_of_the_function(traffic: str, options: list[str], ke
     advice = graphprobe.advise(traffic, **keywords)
     assert answered(traffic, *options) == json.loads(advice.to_json())
     done = run(traffic, *options)
-    assert (done.exit_code, done.stdout) == (0, f"{advice}\n")
+    assert (done.exit_code, done.stdout) == (0, spelt(f"{advice}\n"))
     assert done.stdout.isascii()
+
+
+def test_the_answer_speaks_of_options() -> None:
+    """What the function calls by its keywords is named as options are; the line to paste, a Python one, is not."""
+    shown = run("-", "--max-batch", "8", "--pad", input="size,calls\n3,2000\n8,2000\n").stdout
+    assert "max_batch=8)" in shown
+    shown = run("-", input="size,calls\n3,2000\n").stdout
+    assert "--pad is the other way" in shown
+    assert "pad=True" not in shown
+    line = "[x] Decode batch, #running-req: 3, cuda graph: True, gen throughput (token/s): 1.50\n"
+    assert re.search(r"unless it\s+is\s+given\s+\(--buckets\)", run("-", input=line * 2000).stdout)
+
+
+def test_help_groups_the_options() -> None:
+    """Each has a heading, and each heading stands once; at the end are examples."""
+    command = typer.main.get_command(app).commands["advise"]  # type: ignore[attr-defined]
+    assert {param.rich_help_panel for param in command.params} == set(HEADINGS)
+    alone = typer.Typer(rich_markup_mode=None, add_completion=False)
+    alone.command(cls=options.Grouped, epilog=options.EXAMPLES)(advise)
+    shown = CliRunner().invoke(alone, ["--help"], env={"COLUMNS": "80"}).stdout
+    assert re.findall(r"^(\w.*):$", shown, re.M) == [*HEADINGS, "Options"]
+    for heading, names in HEADINGS.items():
+        part = shown.split(f"\n{heading}:\n")[1].split("\n\n")[0]
+        assert all(f"\n  {name}" in f"\n{part}" for name in names)
+    assert all(example in shown.split("Examples:")[1] for example in (".log ", ".csv ", "http://HOST:9090 --last"))
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+HEADINGS = {
+    "Source": ["[SOURCE]", "--forward", "--last", "--timeout"],
+    "Today and engine": ["--buckets", "--pad / --no-pad", "--engine", "--max-seqs"],
+    "Times and costs": ["--times", "--steps", "--graph-mib"],
+    "Limits and prices": ["--max-buckets", "--gib-worth", "--threshold"],
+    "Output": ["--plot", "--json"],
+    "Replay and check": ["--simulate", "--speed", "--check"],
+}
 
 
 def test_every_keyword_has_an_option() -> None:
@@ -268,7 +306,7 @@ def test_what_cannot_be_used_is_told_in_one_line(traffic: str, options: list[str
         (["--max-capture-seconds", "9"], r"--max-capture-seconds needs to know .*hint: give --capture-seconds"),
         (["--gib-worth", "1"], r"--gib-worth needs to know .*hint: give --graph-mib"),
         (["--calls-per-start", "1000"], r"--calls-per-start needs to know .*hint: give --capture-seconds"),
-        (["--max-mib", "10", "--graph-mib", "20"], r"the bucket \d+ must be there, and takes .* bytes"),
+        (["--max-mib", "10", "--graph-mib", "20"], r"the bucket \d+ must be there, and takes 20 MiB of 10 MiB"),
         (["--engine", "vllm", "--tensor-parallel", "16", "--largest", "8"], r"vllm can capture nothing here"),
     ],
 )
@@ -425,6 +463,7 @@ def test_a_list_is_checked_before_any_traffic(options: list[str], status: int, g
     assert done.stdout.isascii()
     as_json = run("--check", *options, "--json")
     told = json.loads(as_json.stdout)
+    assert told["made"] == {str(size): graph for size, graph in found.made.items()}
     assert (as_json.exit_code, told["ok"]) == (status, not status)
     assert (told["uncovered"], told["proposal"], told["line"]) == (
         list(found.uncovered), list(found.proposal), found.line,
@@ -513,6 +552,18 @@ def test_the_largest_batch_is_counted_as_buckets_are(trace: str) -> None:
     """32 tokens are 8 requests of 1 + 3, so both say the same."""
     asked = ["--simulate", trace, "--engine", "vllm", "--spec-tokens", "3", "--times", "1:60", "--eager-times", "1:80"]
     assert answered(*asked, "--max-batch", "32") == answered(*asked, "--max-seqs", "8")
+
+
+def test_each_step_of_a_replay_is_a_decode_step(tmp_path: Path) -> None:
+    """200 requests at once, of 1 + 3 tokens: nothing above vLLM's 512 is taken for a prompt."""
+    path = tmp_path / "burst.csv"
+    lines = [f"2024-05-10 00:00:00.{n:06d},10,60" for n in range(200)]
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(lines))
+    told = answered("--simulate", str(path), "--engine", "vllm", "--spec-tokens", "3", *TIMED)
+    assert not any("left out" in note for note in told["notes"])
+    assert told["best"]["buckets"][-1] == 800
+    assert told["now"]["hit_rate"] < 0.05
+    assert told["now"]["hit_rate"] == pytest.approx(told["rehearsal"]["now"]["hit_rate"])
 
 
 def test_prompts_take_what_the_steps_say(trace: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 import types
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -80,6 +81,20 @@ def test_a_trace_comes_from_standard_input_and_from_a_url(server: Server, monkey
         arrivals(f"{server.url}/night.csv")
 
 
+def test_a_server_that_does_not_answer_costs_the_timeout_which_is_five_seconds_unless_given(server: Server) -> None:
+    stop = threading.Event()
+    server.reply = lambda handler: stop.wait(20)
+    try:
+        with pytest.raises(SourceError, match=r"no whole answer in 0\.3 s"):
+            arrivals(server.url, timeout=0.3)
+        with pytest.raises(SourceError, match=r"no whole answer in 5(\.0)? s"):
+            arrivals(server.url)
+    finally:
+        stop.set()
+    with pytest.raises(ConfigError, match="timeout must be a time in seconds"):
+        arrivals(server.url, timeout=0)
+
+
 @pytest.mark.parametrize(
     ("text", "line", "why"),
     [
@@ -101,6 +116,9 @@ def test_a_trace_comes_from_standard_input_and_from_a_url(server: Server, monkey
         (one(generate="9" * 5000), 2, "GeneratedTokens must be"),
         (one(generate="1073741825"), 2, "GeneratedTokens must be"),
         (HEADER + '"2023-11-16 18:17:03,1,1\n', 2, "1 fields"),
+        (TWO + '"2023-11-16 18:17:04,1,1\n' + "2023-11-16 18:17:05,1,1\n" * 5, 4, "a quote .* runs to line 9"),
+        (TWO + '\n"' + "2023-11-16 18:17:05,1,1\n" * 9_000, 5, "field larger .*a quote that opens there"),
+        ('"' + HEADER + "2023-11-16 18:17:05,1,1\n", 1, "a quote that opens there runs to line 2"),
     ],
 )
 def test_a_line_that_is_no_request_is_refused_with_its_number_and_a_hint(text: str, line: int, why: str) -> None:

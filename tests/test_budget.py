@@ -6,7 +6,7 @@ import pytest
 
 from graphprobe.tools import budget
 from graphprobe.tools.budget import Limit, within
-from graphprobe.tools.optimum import Problem
+from graphprobe.tools.optimum import Pace, Problem
 from graphprobe.tools.times import Curve
 from tests.problems import Drawn, close, drawn, keeps, sets, total
 
@@ -76,6 +76,45 @@ def test_hundreds_of_candidates_keep_every_limit() -> None:
         assert found.gap < 0.01
         assert 256 == found.choice.buckets[-1]
         assert all(limit.of(found.choice.buckets) <= limit.most for limit in given)
+
+
+@pytest.mark.parametrize(("pad", "paced"), [(False, False), (True, False), (True, True)])
+def test_thousands_of_uneven_candidates_keep_limits_and_pace_and_leave_a_small_gap(pad: bool, paced: bool) -> None:
+    draw = random.Random(5)
+    calls = {n: draw.randint(1, 10**6) for n in range(1, 2049)}
+    graph, eager = Curve({1: 9e-3, 2048: 78e-3}), Curve({1: 40e-3, 2048: 90e-3})
+    pace = Pace(128, 0.6 * 256 / graph(256)) if paced else None
+    given = [
+        Limit("bytes", {n: draw.uniform(20, 60) for n in calls}, 900),
+        Limit("seconds", {n: draw.uniform(0.5, 1.5) for n in calls}, 20),
+    ]
+    case = Drawn(
+        Problem(calls, sorted(calls), graph.along, eager.along, pad=pad, pace=pace), dict(calls), graph, eager, {}, pace
+    )
+    found = within(case.problem, given)
+    assert found is not None
+    assert found.gap < 0.001
+    assert all(limit.of(found.choice.buckets) <= limit.most * (1 + 1e-9) for limit in given)
+    assert keeps(case, found.choice.buckets)
+    assert close(found.choice.total, total(case, found.choice.buckets))
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_where_a_pace_binds_the_best_set_is_proven(block: int) -> None:
+    """The bound is that of sets which keep the pace, not of all."""
+    for seed in range(block, 60, BLOCKS):
+        draw = random.Random(seed)
+        calls = {n: draw.randint(1, 10**6) for n in range(1, 12)}
+        graph, eager = Curve({1: 9e-3, 11: 78e-3}), Curve({1: 40e-3, 11: 90e-3})
+        pace = Pace(2, draw.uniform(0.5, 0.95) * 4 / graph(4))
+        case = Drawn(
+            Problem(calls, list(calls), graph.along, eager.along, pace=pace), dict(calls), graph, eager, {}, pace
+        )
+        given = [Limit("bytes", {n: draw.uniform(20, 60) for n in calls}, draw.uniform(100, 300))]
+        found, wanted = within(case.problem, given), best(case, given)
+        assert (found is None) == (wanted is None), seed
+        if found is not None and wanted is not None:
+            assert (True, 0.0) == (close(found.choice.total, wanted), found.gap), seed
 
 
 def test_a_largest_bucket_that_breaks_a_limit_alone_is_no_answer() -> None:

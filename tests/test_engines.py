@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from graphprobe.buckets import decode_buckets
 from graphprobe.errors import ConfigError
-from graphprobe.tools.engines import ENGINE, ENGINES, defaults, line, rule
+from graphprobe.tools.engines import ENGINE, ENGINES, defaults, rule
+from graphprobe.tools.paste import line
 
 lists = st.lists(st.integers(1, 200), min_size=1, max_size=12, unique=True)
 engines = st.sampled_from(ENGINES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from graphprobe.errors import SourceError
 from graphprobe.reasons import FallbackReason
 from graphprobe.snapshot import Snapshot
+from graphprobe.tools import sizes
 from graphprobe.tools.sources import Reading, reading
 
 
@@ -65,7 +67,9 @@ def test_one_size_a_line(write: Writer) -> None:
     assert ("sizes", ["sizes"]) == (found.kind, list(found.snapshot.forwards))
     forward = found.snapshot.forwards["sizes"]
     assert {("eager", FallbackReason.UNKNOWN)} == {(row.path, row.reason) for row in forward.rows}
-    assert ("sizes alone do not tell what served them: all calls count as eager",) == found.notes
+    order, served = found.notes
+    assert "one size a call, in the order of time" == order
+    assert served.startswith("sizes alone do not tell what served them: a table counts all as eager")
 
 
 @pytest.mark.parametrize(
@@ -79,27 +83,104 @@ def test_one_size_a_line(write: Writer) -> None:
         "3.0\n3.\n+8\n",
         '"time","Batch Size"\n0.5,"3"\n0.7,3\n0.9,8\n',
         "t;size;x\n1;3;\n2;3;a\n3;8;b\n",
-        "t\tbs\n1\t3\n2\t3\n3\t8\n",
-        "t bs\n1 3\n2   3\n3 8\n",
+        "t\tbs\n.1\t3\n.2\t3\n.3\t8\n",
+        "t bs\n.1 3\n.2   3\n.3 8\n",
+        "batch size\n3\n3\n8\n",
+        "x;step;size\n1;1;3\n1;2;3\n1;3;8\n",
         'note,size\n"a, b",3\n"",3\nc,8\n',
         "tokens,batch_size\n900,3\n900,3\n900,8\n",
         "3 3 8",
         "[3, 3, 8]\n",
         "3,3,8\n",
-        "003\n3\n08\n",
+        '"batch_size"\n"3"\n"3"\n"8"\n',
+        '"batch size"\n3\n3\n8\n',
+        '"3"\n"3"\n"8"\n',
+        "3,\n3,\n8,\n",
+        "size,\n3,\n3,\n8,\n",
+        "[\n 3,\n 3,\n 8\n]\n",
+        "[3.0, 3,\r\n 8]",
     ],
 )
 def test_ways_to_write_sizes(write: Writer, text: str) -> None:
-    """With a header or none, any line ends, delimiters, quotes, blank lines and comments, or all on one line."""
+    """With a header or none, any line ends, delimiters, quotes, blank lines and comments, on one line, or as a list."""
     assert {3: 2, 8: 1} == by_size(write(text).snapshot)
 
 
-@pytest.mark.parametrize("text", ["3,2\n8,1\n", "size,calls\n3,2\n8,1\n", "count;x;n\n2;;3\n1;;8\n", "3 2\n8 1\n3 0\n"])
+def test_a_list_of_two(write: Writer) -> None:
+    """Is two sizes, and not a size with its calls, as two numbers on a line are."""
+    assert {3: 1, 2: 1} == by_size(write("[3, 2]").snapshot)
+    assert {3: 2} == by_size(write("3, 2").snapshot)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "3,2\n8,1\n",
+        "size,calls\n3,2\n8,1\n",
+        "count;x;n\n2;;3\n1;;8\n",
+        "3 2\n8 1\n3 0\n",
+        '"3","2",\n"8","1",\n',
+        "size,frequency\n3,2\n8,1\n",
+        "freq,size\n2,3\n1,8\n",
+        "num_calls,t,bs\n2,7,3\n1,9,8\n",
+    ],
+)
 def test_sizes_with_their_calls(write: Writer, text: str) -> None:
     """Two columns, or one named so, say how many calls there were; then there is no order of time."""
     found = write(text)
     assert {3: 2, 8: 1} == by_size(found.snapshot)
     assert () == found.windows
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("3 3 8", "one size a call, in the order of time"),
+        ("3,2\n8,1\n", "sizes from the first column, calls from the second"),
+        ("x,Batch Size\n.1,3\n", "sizes from column batch_size, one size a call, in the order of time"),
+        ("count;x;n\n2;;3\n", "sizes from column n, calls from column count"),
+        (
+            "tokens,requests,steps,batch_size,count,calls\n9,9,9,3,9,2\n",
+            "sizes from column batch_size (not tokens, requests), calls from column calls (not count)",
+        ),
+    ],
+)
+def test_the_columns_that_were_read_are_told(write: Writer, text: str, said: str) -> None:
+    """Which of them has the sizes and which the calls, and which might have been meant as well."""
+    found = write(text)
+    assert said == found.notes[0]
+    assert 3 in by_size(found.snapshot)
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("batch,size\n0,8\n1,16\n", "batch and size"),
+        ("batch,size,calls\n0,8,1\n", "batch and size"),
+        ("t,tokens,rows,bs\n0,8,1,2\n", "bs and rows and tokens"),
+        ("batch_size,n\n1,5000\n", "batch_size and n"),
+        ("x,y,n,size\n1,2,3,4\n", "size and n"),
+        ("batch_size,batch_size\n1,8\n", "batch_size and batch_size"),
+        ("size,count,freq\n1,8,2\n", "count and freq"),
+        ("steps,batch_size\n1,8\n2,16\n3000,8\n", "steps and batch_size"),
+        ("size;times\n8;1\n", "size and times"),
+        (",batch_size\n0,8\n1,16\n", "one without a name and batch_size"),
+    ],
+)
+def test_columns_that_might_mean_something_else_are_not_guessed(write: Writer, text: str, columns: str) -> None:
+    """A step index looks like a count: the message names both, and what to call them."""
+    told = write.refused(text)
+    assert told.startswith(
+        f"columns {columns}: unclear which has the sizes, or calls. hint: name the sizes `batch_size`"
+    )
+    assert "`calls`" in told
+
+
+def test_the_headers_are_documented() -> None:
+    """docs/advise.md names each, the best first."""
+    text = (Path(__file__).parent.parent / "docs" / "advise.md").read_text()
+    for names in (sizes.SIZES, sizes.CALLS):
+        assert re.search(r",\s".join(f"`{name}`" for name in names), text)
 
 
 def test_counts_may_be_large(write: Writer) -> None:
@@ -155,10 +236,18 @@ def test_lines_that_are_no_sizes_are_named(write: Writer) -> None:
         ("1\n3 4\n", "line 2 (3 4)"),
         ("1,2\n3\n", "line 2 (3)"),
         ("a,n\n1\n2,3\n", "line 2 (1)"),
+        ("1,024\n2,048\n", "line 1 (1,024), line 2 (2,048)"),
+        ("1,000\n", "line 1 (1,000)"),
+        ("08\n", "line 1 (08)"),
+        ("1.000\n", "line 1 (1.000)"),
+        ("size,calls\n8,0100\n", "line 2 (8,0100)"),
+        ("size,calls\n1,500,5\n", "line 2 (1,500,5)"),
+        ("batch size\n8 4\n", "line 2 (8 4)"),
+        ("[1,\n-2]", "line 2 (-2)"),
     ],
 )
 def test_a_line_that_is_no_size(write: Writer, text: str | bytes, line: str) -> None:
-    """Negative, fractional and huge numbers, other digits, missing columns: each is named with its number."""
+    """Negative, fractional and huge numbers, other digits, marks of thousands, wrong columns: each is named."""
     assert f"no batch size in {line}" in write.refused(text)
 
 
@@ -201,7 +290,8 @@ def test_tables_of_vllm(write: Writer) -> None:
     assert 42 * 1 + 1 * 3 == forward.padding
     assert 50 / 57 == forward.hit_rate
     (note,) = found.notes
-    assert note.startswith("2 tables of --cudagraph-metrics")
+    assert note.startswith("2 tables of --cudagraph-metrics: sizes are tokens of a step, those of prompts and those of")
+    assert write(FIRST).notes[0].startswith("1 table of")
 
 
 def test_more_tables_than_windows(write: Writer) -> None:
@@ -222,11 +312,47 @@ def test_other_ways_in_which_a_table_is_printed(write: Writer) -> None:
     assert {**calls(write(FIRST).snapshot), (3, 4): 42} == calls(cut.snapshot)
 
 
+def test_rows_that_cannot_be_read(write: Writer) -> None:
+    """Are not counted, and a note says how many and where; other lines with bars are none of them."""
+    others = "|-----|\n| 5 | 6 | 7 |\n| a | b | c | d | e |\n"
+    table_ = FIRST.replace("\r\n", "\n")
+    table_ = table_[: table_.rindex(PREFIX.format(0))]
+    odd = "| 1,024 | 1,024 | 0 | FULL | 3 |\n| 9 | 16 | 7 | BREAKABLE | 5 |\n"
+    found = write(others + table_ + odd + "2026-11-30 | INFO | served\n" + others)
+    assert calls(write(FIRST).snapshot) == calls(found.snapshot)
+    assert "2 rows of the tables cannot be read, from line 17 on: not counted" in found.notes
+    assert not [note for note in write(FIRST + OTHER + SECOND).notes if "cannot be read" in note]
+    only = write.refused(HEAD + "\n" + odd)
+    assert only.startswith("2 rows of the tables cannot be read, from line 2 on. hint: ")
+
+
+def test_a_log_of_both_engines(write: Writer) -> None:
+    """That of vLLM is read, and the reader is told."""
+    found = write(FIRST + OLD + step(3))
+    assert ("vllm", calls(write(FIRST).snapshot)) == (found.kind, calls(found.snapshot))
+    assert "decode lines of SGLang are in it, too: only vLLM's tables are read" in found.notes
+    assert not [note for note in write(FIRST).notes if "SGLang" in note]
+
+
+def test_colours_are_not_read(write: Writer) -> None:
+    """Wherever they are in a line, as a terminal has them and as JSON does."""
+    for code in ("\x1b[1;36m{}\x1b[0m", r"\u001b[36m{}\u001b[39m"):
+
+        def dyed(text: str, *words: str, code: str = code) -> str:
+            return re.sub("|".join(map(re.escape, words)), lambda found: code.format(found[0]), text)
+
+        table_ = dyed(FIRST, "Unpadded", "Tokens", "FULL", "300", "Capture", "[1")
+        assert calls(write(FIRST).snapshot) == calls(write(table_).snapshot)
+        assert (1, 2, 4, 8) == write(table_).snapshot.forwards["vllm"].buckets
+        steps = OLD + step(3, ranks=" DP0 TP0") + step(4, ranks=" DP0 TP1")
+        assert {(3, 4): 1} == calls(write(dyed(steps, "batch", "3", "True", "DP0", "TP", "bs", "[1", "req")).snapshot)
+
+
 def test_a_table_without_its_settings(write: Writer) -> None:
     """The buckets are not known then; a size that the engine has rounded to is one beside those it has noted."""
     found = write(FIRST[FIRST.index(HEAD) :])
     assert () == found.snapshot.forwards["vllm"].buckets
-    assert "no line says which sizes are captured" in found.notes
+    assert f"no line says which sizes are captured: {UNLISTED}" in found.notes
     rounded = write(table((3, 6, "FULL", 1), sizes="[1, 2, 4]"))
     assert (1, 2, 4, 6) == rounded.snapshot.forwards["vllm"].buckets
 
@@ -242,6 +368,8 @@ def test_a_log_of_vllm_without_a_table(write: Writer) -> None:
     """The message says how to get one."""
     assert "hint: vLLM logs sizes with --cudagraph-metrics" in write.refused(OTHER.replace("Engine", "vllm Engine"))
 
+
+UNLISTED = "advice cannot compare with today's list unless it is given (buckets=[...])"
 
 # -- SGLang --------------------------------------------------------------------------------------------------------
 
@@ -319,15 +447,14 @@ def test_nothing_says_what_was_captured(write: Writer) -> None:
     """A graph call is taken to be of its own size, and the reader is told."""
     found = write(step(3))
     assert ({(3, 3): 1}, ()) == (calls(found.snapshot), found.snapshot.forwards["sglang"].buckets)
-    assert "no line says which sizes are captured: a graph call is taken to be of its own size" in found.notes
+    told = "no line says which sizes are captured: a graph call is taken to be of its own size, and "
+    assert told + UNLISTED in found.notes
 
 
 def test_how_often_a_step_is_logged(write: Writer) -> None:
     """Is in the arguments that the server logs at its start, on a line of any length."""
     arguments = f"[x] server_args=ServerArgs(model_path='{'m' * 20_000}', decode_log_interval=10, tp_size=1)\n"
-    assert (
-        "1 decode lines, one in 10 steps: the share of graph calls is no hit rate" in write(arguments + step(3)).notes
-    )
+    assert "1 decode line, one in 10 steps: the share of graph calls is no hit rate" in write(arguments + step(3)).notes
 
 
 def test_ranks_with_batches_of_their_own(write: Writer) -> None:
@@ -340,11 +467,38 @@ def test_ranks_with_batches_of_their_own(write: Writer) -> None:
     assert {(3, 4): 1} == calls(write(OLD + step(3, ranks=" PP1 TP0")).snapshot)
 
 
+def test_ranks_that_log_the_same_steps(write: Writer) -> None:
+    """Each step counts once, as the lowest stage and rank of each data-parallel rank has it, in the order of time."""
+    own = "1 decode line, one in 40 steps: the share of graph calls is no hit rate"
+    tensors = OLD + "".join(step(3, ranks=f" TP{rank}") for rank in (7, 3, 0, 1))
+    found = write(tensors)
+    assert ({(3, 4): 1}, own) == (calls(found.snapshot), found.notes[0])
+    assert "3 lines of other tensor and pipeline ranks left out: they log the same steps" in found.notes
+    both = "".join(step(size, ranks=f" PP{pp} TP{tp}") for size in (3, 4) for pp, tp in ((1, 0), (0, 2), (0, 1)))
+    assert {(3, 4): 1, (4, 4): 1} == calls(write(OLD + both).snapshot)
+    idle = OLD + step(0, ranks=" TP0") + step(3, "", ranks=" TP1") + step(3, "", ranks=" TP2")
+    assert {(3, None): 1} == calls(write(idle).snapshot)
+    assert "1 line without a word on whether a graph served: counted as eager" in write(idle).notes
+    named = step(3, ranks=" TP1") + step(4, ranks=" TP1").replace("\n", " user said TP0\n")
+    assert {(3, 4): 1, (4, 4): 1} == calls(write(OLD + named).snapshot)
+
+
+def test_data_parallel_attention(write: Writer) -> None:
+    """Each data-parallel rank has tensor ranks of its own: none is lost, and they come in the order of time."""
+    ranks = ((1, 2), (0, 1), (1, 3), (0, 0))
+    text = OLD + "".join(step(1 + 2 * n + dp, ranks=f" DP{dp} TP{tp}") for n in range(2) for dp, tp in ranks)
+    found = write(text)
+    assert [{2: 1}, {1: 1}, {4: 1}, {3: 1}] == [by_size(window) for window in found.windows]
+    assert "4 lines of other tensor and pipeline ranks left out: they log the same steps" in found.notes
+    alone = write(OLD + step(3, ranks=" DP0 TP0") + step(4, ranks=" DP1 TP1"))
+    assert not [note for note in alone.notes if "left out" in note]
+
+
 def test_lines_that_do_not_tell_the_path(write: Writer) -> None:
     """As of old releases: they count as eager, and the reader is told."""
     found = write(OLD + step(3, "") + step(3))
     assert {(3, None): 1, (3, 4): 1} == calls(found.snapshot)
-    assert "1 lines do not say whether a graph served: they count as eager" in found.notes
+    assert "1 line without a word on whether a graph served: counted as eager" in found.notes
 
 
 def test_a_rank_without_a_request(write: Writer) -> None:
@@ -410,6 +564,10 @@ HARD = (
     (b"Capture target decode " * 700 + b"\n") * 500 + step(1).encode(),
     (b"Capture target decode " + b"bs=" * 60 + b"\n") * 40_000 + step(1).encode(),
     b"- Capture sizes: [" * 400_000 + HEAD.encode(),
+    HEAD.encode() + b"\n" + (b"| 1" * 4_000 + b"\n") * 600,
+    HEAD.encode() + b"\x1b[0;" * 2_000_000,
+    HEAD.encode() + b"Decode batch" * 700_000,
+    b"[" + b"1,\n" * 2_000_000 + b"x",
     b"decode_log_interval=" * 400_000 + step(1).encode(),
     b"1" * 8_000_000,
     b"1," * 4_000_000,

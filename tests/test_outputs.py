@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import gc
+import threading
 import weakref
 from typing import Any
 
@@ -43,6 +45,35 @@ def test_one_size_is_not_enough() -> None:
     assert not found.known
     found.observe(3, *described(torch.zeros(3, 4)))
     assert found.known
+
+
+class Meeting:
+    """The tree of a result that two threads look at together, where they can be there at the same time."""
+
+    def __init__(self, *results: Any) -> None:
+        self.trees = [described(result) for result in results]
+        self.barrier = threading.Barrier(len(results))
+
+    @property
+    def key(self) -> Any:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.barrier.wait(0.5)
+        return self.trees[0][0].key
+
+
+def test_two_threads_that_see_a_second_size_at_once_note_one() -> None:
+    """A third size noted beside it would be held against nothing, and what follows the batch could not be told."""
+    found = shapes((2, torch.zeros(2, 4)))
+    meeting: Any = Meeting(torch.zeros(3, 4), torch.zeros(5, 4))
+    threads = [
+        threading.Thread(target=found.observe, args=(rows, meeting, tree[1]))
+        for rows, tree in zip((3, 5), meeting.trees, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [0] == found.dims()
 
 
 def test_no_rows_teach_nothing() -> None:

@@ -129,15 +129,28 @@ def test_a_place_that_cannot_be_written(matplotlib: Any, tmp_path: Path) -> None
 
 
 def test_bars() -> None:
-    """Each line has graphs, time, what it is above the best, and a bar; marks are named."""
+    """Each line has graphs, time, what it is above the best, in percent and as a bar; marks are named."""
     lines = bars([(1, 20.0), (2, 15.0), (4, 10.0)], now=(4, 12.5), chosen=(2, 15.0), width=20).splitlines()
     assert [
-        "graphs         ms  above best",
+        "graphs         ms  above best  (as a bar)",
         "     1         20     100.0 %  ####################",
-        "     2         15      50.0 %  ###############  <- proposal",
-        "     4         10       0.0 %  ##########",
-        "     4       12.5      25.0 %  ############  <- now",
+        "     2         15      50.0 %  ##########  <- proposal",
+        "     4         10       0.0 %",
+        "     4       12.5      25.0 %  #####  <- now",
     ] == lines
+
+
+def test_lists_that_are_nearly_as_fast_can_be_told_apart() -> None:
+    """A bar has the difference alone: of times within a few percent the longest is still a full one."""
+    lines = bars([(1, 10.4), (2, 10.2), (3, 10.1), (4, 10.0)], width=40).splitlines()[1:]
+    assert [40, 20, 10, 0] == [line.count("#") for line in lines]
+
+
+def test_a_difference_of_nothing_is_no_bar() -> None:
+    """A full bar is one percent at least."""
+    lines = bars([(1, 10.005), (2, 10.0)], width=40).splitlines()[1:]
+    assert [2, 0] == [line.count("#") for line in lines]
+    assert not any("#" in line for line in bars([(1, 5.0), (2, 5.0)]).splitlines())
 
 
 def test_one_point_with_both_marks() -> None:
@@ -156,9 +169,11 @@ def test_bars_are_few_and_ascii(drawn: list[Any], place: int, width: int) -> Non
     graphs = [int(line.split()[0]) for line in lines]
     assert sorted(graphs) == graphs
     assert {min(n for n, _ in drawn), max(n for n, _ in drawn), mark[0]} <= set(graphs)
-    lengths = [line.count("#") for line in lines]
-    assert width == max(lengths)
-    assert min(lengths) >= 1
+    lengths = {time: line.count("#") for line in lines for time in [float(line.split()[2])]}
+    assert width >= max(lengths.values())
+    assert sorted(lengths.values()) == [lengths[above] for above in sorted(lengths)]
+    assert min(lengths.values()) == 0
+    assert all(line == line.rstrip() for line in lines)
     assert any("0.0 %" in line for line in lines)
     assert sum("now" in line for line in lines) == 1
 

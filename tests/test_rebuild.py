@@ -15,7 +15,10 @@ from graphprobe.ledger import Ledger, add
 from graphprobe.observe import MODES, observe
 from graphprobe.reasons import FallbackReason
 from graphprobe.snapshot import ForwardSnapshot, Row, Snapshot, Times
-from graphprobe.tools.rebuild import Rebuilt, from_page
+from graphprobe.tools.page import from_page
+from graphprobe.tools.rebuild import Rebuilt
+from graphprobe.tools.sources import Reading
+from graphprobe.tools.traffic import traffic
 from tests.pages import EAGER, GRAPH, MODERN, NAMES, PADDING, PAGE, changed, exposed, filled, ledgers, ranks, without
 
 FEW = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -156,13 +159,13 @@ def test_calls_without_a_size_are_left_out_and_told(ledger: Ledger) -> None:
     """``all`` is what folding leaves of the sizes of a forward with too many label sets."""
     page = exposed(filled(ledger)) + EAGER.replace('batch_size="3"', 'batch_size="all"').replace(" 0.0", " 7.0") + "\n"
     assert 0 == rows(page).get((3, "eager", "no_exact_bucket"), 0)
-    assert "7 calls have no size any more (batch_size=all), and are left out" in rebuilt(page).notes
+    assert "7 calls have no size (batch_size=all, or none), and are left out" in rebuilt(page).notes
 
 
 def test_nothing_but_calls_without_a_size_is_refused() -> None:
     """There is nothing left to look at, and the snapshot of the same process has it."""
     page = EAGER.replace('batch_size="3"', 'batch_size="all"').replace(" 0.0", " 1234.0") + "\n"
-    with pytest.raises(SourceError, match=r"page: all 1,234 calls were folded.*hint: read the exporter's /snapshot"):
+    with pytest.raises(SourceError, match=r"page: none of 1,234 calls has a size.*hint: read the exporter's /snapshot"):
         rebuilt(page)
 
 
@@ -172,7 +175,7 @@ def test_a_forward_that_folds_to_the_end() -> None:
     probe = observe("decode", [8], ledger=ledger)
     for phase in range(600):
         probe.eager_call(9, "adapter", f"p{phase}")
-    with pytest.raises(SourceError, match=r"all 600 calls were folded"):
+    with pytest.raises(SourceError, match=r"none of 600 calls has a size"):
         rebuilt(exposed(ledger))
 
 
@@ -250,3 +253,71 @@ def test_openmetrics_is_the_same() -> None:
     assert rebuilt(PAGE).snapshot == rebuilt(MODERN).snapshot
     assert isinstance(rebuilt(without("# ")).snapshot.forwards["decode"], ForwardSnapshot)
     assert Row(3, "graph", 4, None, 1, 1, mode="full") in rebuilt(PAGE).snapshot.forwards["decode"].rows
+
+
+# -- pages that are not as they should be ------------------------------------------------------------------------------
+
+CALLS = (
+    'graphprobe_graph_calls_total{{{more}forward="d",phase="decode",mode="full",batch_size="{size}",bucket="{size}"}} '
+)
+INFO = (
+    'graphprobe_forward_info{{{more}forward="d",unit="rows",buckets="{listed}",backend="",source="capture",role=""}} 1'
+)
+
+
+def bare(listed: str = "2,4", more: str = "", calls: str = "450") -> str:
+    return f"{CALLS.format(size=4, more=more)}{calls}\n{INFO.format(listed=listed, more=more)}\n"
+
+
+@pytest.mark.parametrize("listed", ["2, 4", "[2, 4]", " 2,4 ", "4,2"])
+def test_a_list_with_blanks_or_brackets_is_the_same_list(listed: str) -> None:
+    assert (2, 4) == rebuilt(bare(listed)).snapshot.forwards["d"].buckets
+
+
+def test_a_list_that_cannot_be_read_is_none_and_is_told() -> None:
+    """A part of it would look like a list that the engine never had."""
+    found = rebuilt(bare("1,2,max"))
+    assert () == found.snapshot.forwards["d"].buckets
+    assert any("buckets that cannot be read" in note and "1,2,max" in note for note in found.notes)
+
+
+def test_a_series_that_is_there_twice_counts_once() -> None:
+    """The scrape of one process, pasted three times, is no more traffic."""
+    found = rebuilt(bare() * 3)
+    assert [450] == [row.calls for row in found.snapshot.forwards["d"].rows]
+    assert "4 series are there twice, and the last of each counts" in found.notes
+    assert 1 == found.processes
+
+
+def test_processes_are_counted() -> None:
+    page = "".join(bare(more=f'rank="{n}",') for n in range(8))
+    assert (8, 3600) == (rebuilt(page).processes, sum(r.calls for r in rebuilt(page).snapshot.forwards["d"].rows))
+
+
+@pytest.mark.parametrize("calls", ["1e308", "9.9e15", "+Inf", "NaN", "-1"])
+def test_a_value_that_no_counter_can_have_is_left_out(calls: str) -> None:
+    """Two of the largest would be infinite together."""
+    page = "".join(bare(more=f'rank="{n}",', calls=calls) for n in range(2))
+    found = rebuilt(page)
+    assert () == found.snapshot.forwards["d"].rows
+    assert "2 values that are no numbers or negative are left out" in found.notes
+
+
+def test_the_list_of_most_processes_is_todays() -> None:
+    """Of eight, one has another list."""
+    lists = ["1,2,4"] * 7 + ["1,2,3"]
+    page = "".join(bare(listed, f'rank="{n}",') for n, listed in enumerate(lists))
+    for text in (page, "\n".join(reversed(page.splitlines())) + "\n"):
+        assert (1, 2, 4) == rebuilt(text).snapshot.forwards["d"].buckets
+
+
+def test_a_renamed_label_and_a_lost_suffix_are_named() -> None:
+    """A scrape renames the label forward where it has one itself; OpenTelemetry can drop _total."""
+    renamed = rebuilt(bare().replace("forward=", "exported_forward="))
+    assert any("without the label forward" in note and "honor_labels" in note for note in renamed.notes)
+    lost = rebuilt(bare().replace("calls_total", "calls"))
+    assert any("graphprobe_graph_calls; are its suffixes kept?" in note for note in lost.notes)
+    with pytest.raises(SourceError, match=r"no calls yet.*are its suffixes kept"):
+        traffic(Reading(lost.snapshot, notes=lost.notes))
+    with pytest.raises(SourceError, match="the label batch_size is missing"):
+        rebuilt(bare().replace('batch_size="4",', ""))

@@ -17,7 +17,7 @@ from graphprobe.tools.advisor import advise
 from graphprobe.tools.arrivals import Request, arrivals
 from graphprobe.tools.rehearsal import ROUNDS, SHIFT, Day, Rehearsal, rehearse, tried_on
 from graphprobe.tools.sources import Reading
-from graphprobe.tools.steps import Steps
+from graphprobe.tools.steps import Steps, steps
 from graphprobe.tools.times import Curve
 
 TRACES = Path(os.environ.get("GRAPHPROBE_TRACES") or Path(__file__).parents[2] / "shared" / "data")
@@ -49,7 +49,7 @@ def proposing(today: Sequence[int], *lists: Sequence[int], expected: float = 5e-
     left = iter(lists)
 
     def ask(seen: Reading) -> Advice:
-        return replace(asking(today)(seen), best=plan(tuple(next(left)), expected), keep=False, why="it is better")
+        return replace(asking(today)(seen), best=plan(tuple(next(left)), expected), do="change", why="it is better")
 
     return ask
 
@@ -120,6 +120,15 @@ def test_what_comes_back_compares_the_day_with_todays_list() -> None:
     assert tried.advice.gain == pytest.approx(1 - tried.advice.best.seconds / now.seconds)
     assert not tried.advice.keep
     assert tried.advice.why.endswith(f"; the proposal's own day takes {100 * tried.gain:.1f} % less")
+
+
+def test_where_graphs_are_slower_the_day_is_tried_without_any() -> None:
+    """The proposal of which the day is replayed is what is advised: eager steps."""
+    slow = replace(day(), steps=steps({}, {}, {1: 9e-3, 100: 20e-3}, {1: 1e-3, 100: 2e-3}))
+    given = {"times": {1: 9e-3, 100: 20e-3}, "eager_times": {1: 1e-3, 100: 2e-3}}
+    tried = rehearse(slow, [100], lambda seen: advise(seen, buckets=[100], pad=True, **given))
+    assert ("eager", 1, ()) == (tried.advice.do, tried.rounds, tried.proposal.buckets)
+    assert tried.gain > 0.8
 
 
 def test_three_rounds_are_all() -> None:

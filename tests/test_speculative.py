@@ -42,6 +42,27 @@ def test_vllm_rounds_the_list() -> None:
     """Of [1, 2, 4, 8, 16] vLLM makes 4, 8 and 16 with three speculative tokens, so no entry is idle."""
     found = check([1, 2, 4, 8, 16], 8, 3, "vllm")
     assert ((4, 8, 16), ()) == (found.captured, found.never_hit)
+    assert {1: 4, 2: 4, 4: 4, 8: 8, 16: 16} == found.made
+    assert "captured: 4, 8, 16\nof the list: 1, 2 rounded up to 4\n" in str(found)
+
+
+def test_where_the_sizes_of_a_list_went() -> None:
+    """Those that are dropped, and graphs that the engine makes beside the list; nothing where all stand as given."""
+    assert "of the list" not in str(check([1, 2, 4], 4, pad=True))
+    dropped = check([2, 8, 16], 8, engine="vllm", tensor_parallel=8)
+    assert {2: None, 8: 8, 16: None} == dropped.made
+    assert "of the list: no decode graph of 2, 16\n" in str(dropped)
+    assert "of the list: no decode graph of 16, 32; 8 captured beside it" in str(check([2, 16, 32], 8, 0, "sglang"))
+
+
+def test_what_is_to_be_pasted_is_no_warning() -> None:
+    """The line that captures what is missing has words of its own; where no list captures all, they say so."""
+    found = check([1, 2, 4, 8, 16], 8, 3, "vllm")
+    assert f"\ncaptures them: {found.line}" in str(found)
+    assert "cudagraph_capture_sizes" not in warned(found)
+    partly = check([1, 2, 4, 8], 100, engine="vllm", tensor_parallel=8)
+    assert f"\ncaptures the others: {partly.line}" in str(partly)
+    assert "captures" not in str(check([4], 4, pad=True))
 
 
 def test_a_decorated_forward_takes_the_list_as_it_is() -> None:
@@ -68,7 +89,7 @@ def test_a_list_of_which_nothing_is_left() -> None:
     """Sizes 1 and 2 with requests of four tokens: vLLM captures nothing, and one of its runners refuses to start."""
     found = check([1, 2], 8, 3, "vllm")
     assert ((), (1, 2), found.needed) == (found.captured, found.never_hit, found.uncovered)
-    assert "captures no decode graph of 1, 2" in warned(found)
+    assert "captures no decode graph of 1, 2 (vllm rounds sizes up to whole requests of 4 tokens" in warned(found)
     assert "V1" in warned(found)
     assert (4, 8, 12, 16, 24, 32) == found.proposal
 

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from graphprobe import metrics
 from graphprobe.buckets import as_size, coverage
 from graphprobe.cli.advise import advise
+from graphprobe.cli.options import EXAMPLES, Grouped
 from graphprobe.cli.readers import check, table, top
 from graphprobe.cli.values import sizes
 from graphprobe.errors import ConfigError, GraphprobeError, SourceError
@@ -50,7 +51,7 @@ app = typer.Typer(
 )
 app.command()(table)
 app.command()(top)
-app.command()(advise)
+app.command(cls=Grouped, epilog=EXAMPLES)(advise)
 
 
 @app.command()

@@ -7,11 +7,11 @@ import dataclasses
 import json as jsons
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from graphprobe.cli import values
+from graphprobe.cli import options, values
 from graphprobe.errors import ConfigError
 from graphprobe.tools import sources
 
@@ -27,102 +27,54 @@ NEEDS = {"until": "last", "match": "last", "speed": "simulate"}
 CHECKED = frozenset({"buckets", "max_seqs", "spec_tokens", "pad", "engine", "tensor_parallel", "largest", "json"})
 """What ``--check`` looks at."""
 
-SPELT = {"graph_bytes": "--graph-mib", "max_bytes": "--max-mib", "pad=False": "--no-pad"}
+SPELT = {
+    "graph_bytes": "--graph-mib",
+    "max_bytes": "--max-mib",
+    "pad=True": "--pad",
+    "pad=False": "--no-pad",
+    "buckets=[...]": "--buckets",
+}
 NAME = re.compile(
-    r"\b(graph_bytes|max_bytes|pad=False|max_buckets|max_batch|max_seqs|spec_tokens|tensor_parallel|capture_seconds"
-    r"|max_capture_seconds|calls_per_start|gib_worth)\b"
+    r"\b(?:(?:graph_bytes|max_bytes|pad=True|pad=False|max_buckets|max_batch|max_seqs|spec_tokens|tensor_parallel"
+    r"|capture_seconds|max_capture_seconds|calls_per_start|gib_worth)\b(?!=)|buckets=\[\.\.\.\])"
 )
-"""Words of ``graphprobe.advise`` in its errors, whose options are spelt otherwise."""
+"""Words of ``graphprobe.advise`` in what it says, whose options are spelt otherwise; not ``max_batch=8`` of a line to
+paste."""
 
 
 def advise(
     ctx: typer.Context,
-    source: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[SOURCE]",
-            help="As of `table`, or with --last a Prometheus server; by default the exporter of this machine.",
-        ),
-    ] = None,
-    forward: Annotated[str | None, typer.Option(metavar="NAME", help="Forward that is meant.")] = None,
-    phase: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Phase that is meant; by default all but prefill.")
-    ] = None,
-    last: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Window of a Prometheus server: 90s, 15m, 6h, 2d.")
-    ] = None,
-    until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="End of the window, as 2026-11-30T12:00 (UTC); by default now.")
-    ] = None,
-    match: Annotated[str, typer.Option(metavar="LABELS", help="Series of the window, as 'job=\"vllm\"'.")] = "",
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="For each answer of a server.")] = 5.0,
-    buckets: Annotated[
-        str | None, typer.Option(metavar="1,2,4", help="Today's list, where SOURCE does not tell it.")
-    ] = None,
-    pad: Annotated[
-        bool | None,
-        typer.Option("--pad/--no-pad", help="Whether a larger bucket may serve a batch; by default as seen."),
-    ] = None,
-    engine: Annotated[
-        str | None, typer.Option(metavar="NAME", help="graphprobe, vllm, sglang, tensorrt-llm or lmdeploy.")
-    ] = None,
-    tensor_parallel: Annotated[
-        int, typer.Option(metavar="N", help="Ranks that share the rows of a step (vLLM's sequence parallelism).")
-    ] = 1,
-    largest: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Limit that the engine is told, as vLLM's max_cudagraph_capture_size."),
-    ] = None,
-    max_batch: Annotated[
-        int | None, typer.Option(metavar="N", help="Largest batch that is sent, which a graph must hold.")
-    ] = None,
-    max_seqs: Annotated[int | None, typer.Option(metavar="N", help="The same, as a number of requests.")] = None,
-    spec_tokens: Annotated[int, typer.Option(metavar="N", help="Speculative tokens of a request.")] = 0,
-    times: Annotated[
-        str | None,
-        typer.Option(metavar="1:9.1,16:13.3", help="Milliseconds of a graph call by size; by default as measured."),
-    ] = None,
-    eager_times: Annotated[
-        str | None, typer.Option(metavar="1:42.9", help="Milliseconds of an eager call by size; or 42900us, 0.0429s.")
-    ] = None,
-    steps: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Such times, and what graphs take, as benchmarks/steps.py writes them."),
-    ] = None,
-    graph_mib: Annotated[
-        str | None, typer.Option(metavar="20", help="MiB that a graph takes; or by size, as 1:20,16:25.")
-    ] = None,
-    capture_seconds: Annotated[
-        str | None, typer.Option(metavar="0.4", help="Seconds that a capture takes; or by size.")
-    ] = None,
-    max_buckets: Annotated[int | None, typer.Option(metavar="N", help="Most graphs of the proposal.")] = None,
-    max_mib: Annotated[float | None, typer.Option(metavar="MIB", help="Most memory of its graphs.")] = None,
-    max_capture_seconds: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Most time of its captures, together.")
-    ] = None,
-    calls_per_start: Annotated[
-        float | None, typer.Option(metavar="N", help="Calls between two starts: the price of capture seconds.")
-    ] = None,
-    gib_worth: Annotated[
-        float | None,
-        typer.Option(metavar="PERCENT", help="Share of the time that a GiB is worth: the price of memory."),
-    ] = None,
-    threshold: Annotated[
-        float,
-        typer.Option(metavar="PERCENT", min=0, max=99, help="Gain below which the answer is to keep what there is."),
-    ] = 2.0,
-    simulate: Annotated[
-        str | None,
-        typer.Option(metavar="TRACE", help="CSV of requests to try both lists on; without SOURCE it is the traffic."),
-    ] = None,
-    speed: Annotated[float, typer.Option(metavar="X", help="How much faster the requests of TRACE arrive.")] = 1.0,
-    check: Annotated[
-        bool, typer.Option("--check", help="Only tell whether --buckets cover --max-seqs, before any traffic.")
-    ] = False,
-    plot: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Draw time against graphs into a .png, .svg or .html file.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    source: options.Source = None,
+    forward: options.Forward = None,
+    phase: options.Phase = None,
+    last: options.Last = None,
+    until: options.Until = None,
+    match: options.Match = "",
+    timeout: options.Timeout = 5.0,
+    buckets: options.Given = None,
+    pad: options.Pad = None,
+    engine: options.Engine = None,
+    tensor_parallel: options.TensorParallel = 1,
+    largest: options.Largest = None,
+    max_batch: options.MaxBatch = None,
+    max_seqs: options.MaxSeqs = None,
+    spec_tokens: options.SpecTokens = 0,
+    times: options.GraphTimes = None,
+    eager_times: options.EagerTimes = None,
+    steps: options.Steps = None,
+    graph_mib: options.GraphMib = None,
+    capture_seconds: options.CaptureSeconds = None,
+    max_buckets: options.MaxBuckets = None,
+    max_mib: options.MaxMib = None,
+    max_capture_seconds: options.MaxCaptureSeconds = None,
+    calls_per_start: options.CallsPerStart = None,
+    gib_worth: options.GibWorth = None,
+    threshold: options.Threshold = 2.0,
+    plot: options.Plot = None,
+    json: options.Json = False,
+    simulate: options.Simulate = None,
+    speed: options.Speed = 1.0,
+    check: options.Check = False,
 ) -> None:
     """Say which buckets to capture, and whether that is worth it.
 
@@ -201,11 +153,13 @@ def _option(name: str) -> str:
     return "SOURCE" if name == "source" else "--" + name.replace("_", "-")
 
 
+def spelt(text: str) -> str:
+    """The same in words of options."""
+    return NAME.sub(lambda found: SPELT.get(found[0], _option(found[0])), text)
+
+
 @contextlib.contextmanager
 def _in_words_of_options() -> Iterator[None]:
-    def spelt(text: str) -> str:
-        return NAME.sub(lambda found: SPELT.get(found[0], _option(found[0])), text)
-
     try:
         yield
     except ConfigError as error:
@@ -221,7 +175,7 @@ def _before_traffic(asked: dict[str, Any], json: bool) -> None:
         raise ConfigError("a decorated forward has no list of its own", "add --buckets, or --engine")
     buckets = asked["buckets"] or defaults(kind, most, spec_tokens=spec_tokens)
     found = check(buckets, most, spec_tokens, kind, asked["pad"], asked["tensor_parallel"], asked["largest"])
-    told = {**dataclasses.asdict(found), "ok": found.ok, "line": found.line}
+    told = {**dataclasses.asdict(found), "made": found.made, "ok": found.ok, "line": found.line}
     typer.echo(jsons.dumps(told) if json else found)
     if not found.ok:
         raise typer.Exit(1)
@@ -243,7 +197,7 @@ def _asked(
     if source is not None or trace is None:
         seen = sources.reading(sources.DEFAULT if source is None else source, **where)
     if trace is not None:
-        return simulated(trace, speed, seen, asked, prefill)
+        return simulated(trace, speed, seen, asked, prefill, where["timeout"])
     return answer(seen, **asked)
 
 
@@ -262,4 +216,4 @@ def _answer(found: Advice | Rehearsal, plot: str | None, json: bool) -> None:
         told = jsons.loads(advice.to_json()) | ({"rehearsal": played.as_dict()} if played else {})
         typer.echo(jsons.dumps(told))
         return
-    typer.echo("\n\n".join([str(advice), *([str(played)] if played else [])]))
+    typer.echo("\n\n".join([spelt(str(advice)), *([str(played)] if played else [])]))

@@ -23,13 +23,19 @@ MAX_BATCH = 256
 
 
 def simulated(
-    trace: str, speed: float, reading: Reading | None, asked: Mapping[str, Any], prefill: Mapping[int, float]
+    trace: str,
+    speed: float,
+    reading: Reading | None,
+    asked: Mapping[str, Any],
+    prefill: Mapping[int, float],
+    timeout: float = 5.0,
 ) -> Rehearsal:
     """Advice on ``reading``, or on the trace itself where that is None, tried on the trace.
 
-    ``asked`` are the keywords of ``graphprobe.advise``, ``prefill`` seconds by tokens (empty: prefills take no time).
+    ``asked`` are the keywords of ``graphprobe.advise``, ``prefill`` seconds by tokens (empty: prefills take no time),
+    ``timeout`` seconds for an answer where ``trace`` is an address.
     """
-    requests = arrivals(trace, speed=speed)
+    requests = arrivals(trace, speed=speed, timeout=timeout)
     curve = Curve(prefill).rising() if prefill else None
     times, eager = asked["times"], asked["eager_times"]
     if reading is None:

@@ -8,12 +8,27 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from graphprobe.tools.engines import line
+from graphprobe.tools.paste import OFF, line
 from graphprobe.tools.plot import Point, bars
 from graphprobe.tools.speculative import spans
 from graphprobe.tools.table import WIDTH, literal, percent
 
 SCHEMA = 1
+
+KEEP, WAIT, CHANGE, CAPTURE, REQUIRED, EAGER = "keep", "wait", "change", "capture", "required", "eager"
+DO = {
+    KEEP: "keep what you have",
+    WAIT: "not sure enough",
+    CHANGE: "change it",
+    CAPTURE: "capture these",
+    REQUIRED: "to keep what is asked, capture these",
+    EAGER: "run without graphs",
+}
+"""What there is to do. ``KEEP`` and ``WAIT`` are to change nothing, ``CAPTURE`` and ``WAIT`` where today's list is not
+known."""
+
+SAME = 1e-9
+"""Relative difference of two times that sums of the same numbers in another order may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +62,14 @@ class Plan:
 class Advice:
     """The answer to one question about one forward.
 
-    ``keep`` says to change nothing: the gain is below ``threshold``, or it is not sure enough, or too little was seen;
-    ``why`` says which, in a sentence. ``now`` is today's list (None: not known), ``best`` the best one, ``leaner`` the
-    one with the fewest graphs that is as fast as today's, where that one is kept. ``gain`` is the share of the time
-    that ``best`` saves, prices included (None: today's list is not known), ``confidence`` the probability that it saves
-    ``threshold`` at least on traffic like the one seen. ``eager_seconds`` is the time per call without any graph, None
-    where the time of one path is guessed from the other. ``gap`` is how far ``best`` may be from the best set within
-    the limits; 0: proven to be it.
+    ``do`` is a word of ``DO``, and ``why`` says why, in a sentence: nothing is changed where the gain is below
+    ``threshold``, or not sure enough, or too little was seen. ``now`` is today's list (None: not known), ``best``
+    the best one, ``leaner`` the one with the fewest graphs that is as fast as today's, where that one is kept.
+    ``gain`` is the share of the time that ``best`` saves, prices included (None: today's list is not known),
+    ``confidence`` the probability that it saves ``threshold`` at least on traffic like the one seen.
+    ``eager_seconds`` is the time per call without any graph, None where the time of one path is guessed from the
+    other. ``assumed`` says that nothing told whether a larger bucket serves a smaller batch, which ``pads`` is.
+    ``gap`` is how far ``best`` may be from the best set within the limits; 0: proven to be it.
     """
 
     forward: str
@@ -63,7 +79,7 @@ class Advice:
     calls: int
     now: Plan | None
     best: Plan
-    keep: bool
+    do: str
     why: str
     gain: float | None
     confidence: float
@@ -73,13 +89,21 @@ class Advice:
     eager_seconds: float | None = None
     measured_hit_rate: float | None = None
     max_batch: int | None = None
+    assumed: bool = False
     gap: float = 0.0
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
+    def keep(self) -> bool:
+        """Whether to change nothing."""
+        return self.do in (KEEP, WAIT)
+
+    @property
     def plan(self) -> Plan:
-        """What to run with: today's list where it is kept, else the best one."""
+        """What to run with: today's list where it is kept, no graph where eager steps are faster, else the best one."""
+        if self.do == EAGER and self.eager_seconds is not None:
+            return Plan((), self.eager_seconds, 0.0, 0.0, 0, 0, 0.0)
         return self.now if self.keep and self.now is not None else self.best
 
     @property
@@ -99,8 +123,8 @@ class Advice:
 
     @property
     def line(self) -> str:
-        """The text that tells the engine to capture the best list."""
-        return self._line(self.best)
+        """The text that tells the engine to capture the best list, or nothing where that is faster."""
+        return OFF[self.engine] if self.do == EAGER else self._line(self.best)
 
     @property
     def points(self) -> list[Point]:
@@ -117,7 +141,12 @@ class Advice:
         """One JSON object with the names used here, those of the answer included."""
         plans = {"now": self.now, "best": self.best, "leaner": self.leaner}
         told = {name: None if plan is None else plan.as_dict() for name, plan in plans.items()}
-        answer = {"buckets": self.buckets, "hit_rate": self.hit_rate, "expected_seconds": self.expected_seconds}
+        answer = {
+            "keep": self.keep,
+            "buckets": self.buckets,
+            "hit_rate": self.hit_rate,
+            "expected_seconds": self.expected_seconds,
+        }
         frontier = [plan.as_dict() for plan in self.frontier]
         data = {"schema": SCHEMA, **asdict(self), **told, "frontier": frontier, **answer, "line": self.line}
         return json.dumps(data, allow_nan=False)
@@ -126,7 +155,7 @@ class Advice:
         """Plain ASCII lines."""
         name, dispatch = literal(self.forward), "padded" if self.pads else "exact"
         paragraphs = [
-            [f"{name}: {self.calls:,} calls, {dispatch} dispatch"],
+            _told([f"{name}: {self.calls:,} calls, {dispatch} dispatch{self._assumption()}"]),
             _grid(self),
             *self._verdict(),
             _told(f"warning: {text}" for text in self.warnings),
@@ -140,15 +169,24 @@ class Advice:
         return line(self.engine, plan.buckets, max_batch=self.max_batch, pad=self.pads)
 
     def _verdict(self) -> list[list[str]]:
+        what = f"{DO[self.do]}: {self.why}"
         if not self.keep:
-            do = "capture these" if self.now is None else "change it"
-            return [_told([f"{do}: {self.why}", f"buckets {_listed(self.best)}"]), self._line(self.best).splitlines()]
+            buckets = [] if self.do == EAGER else [f"buckets {_listed(self.best)}"]
+            return [_told([what, *buckets]), self.line.splitlines()]
+        better = self.now is None or self.best.seconds < self.now.seconds * (1 - SAME)
+        kept = _told([what, *([f"the best list so far is {_listed(self.best)}"] if better else [])])
         if self.now is None:
-            return [_told([f"not sure enough: {self.why}", f"the best list so far is {_listed(self.best)}"])]
-        better = self.best.seconds < self.now.seconds
-        so_far = [f"the best list so far is {_listed(self.best)}"] if better else []
-        kept = _told([f"keep what you have: {self.why}", *so_far])
+            return [kept]
         return [kept] if self.leaner is None else [kept, *self._fewer(self.now, self.leaner)]
+
+    def _assumption(self) -> str:
+        """That the rule of dispatch is one, and what it says."""
+        if not self.assumed:
+            return ""
+        serves = (
+            "a larger bucket serves a smaller batch" if self.pads else "only a bucket of its own size serves a batch"
+        )
+        return f" (assumed, no call tells: {serves}; pad={not self.pads} is the other way)"
 
     def _fewer(self, now: Plan, leaner: Plan) -> list[list[str]]:
         """What of today's list can go, and what that saves."""

@@ -76,7 +76,10 @@ def advise(
     given = None if buckets is None else Buckets(buckets).sizes
     today = _today(limits, given, seen.buckets)
     declared = _declared(limits, max_batch, max_seqs, spec_tokens)
-    if max_batch is None:
+    if limits.above == "always" and None not in (limits.largest, declared) and limits.largest != declared:
+        what = f"{kind} captures its limit, the largest batch that it takes; {limits.largest} and {declared} are two"
+        raise ConfigError(what, "leave one of them out")
+    if max_batch is None and reading.kind != "simulated":
         seen = _decode_steps(seen, limits, today, declared)
     question = Question(
         rule=limits,

@@ -59,7 +59,7 @@ class _Line(NamedTuple):
     generate: int
 
 
-def arrivals(path_or_text: str | os.PathLike[str], *, speed: float = 1.0, timeout: float = 60.0) -> list[Request]:
+def arrivals(path_or_text: str | os.PathLike[str], *, speed: float = 1.0, timeout: float = 5.0) -> list[Request]:
     """The requests of a trace, earliest first: a CSV with the columns of ``COLUMNS``.
 
     Given is a file, an http(s) URL, ``-``, or the text itself, which is what has a line break. Times without a zone are
@@ -101,16 +101,20 @@ def _address(url: str) -> str:
 
 def _lines(name: str, text: str) -> Iterator[_Line]:
     rows = csv.reader(io.StringIO(text, newline=None))
+    begun = 1
     try:
         header = [cell.strip() for cell in next(rows, [])]
         if not set(COLUMNS) <= set(header):
             raise ValueError(f"found {short(','.join(header)) or 'nothing'}, not the names of the columns")
         where = [header.index(column) for column in COLUMNS]
+        begun = rows.line_num + 1
         for row in rows:
             if row:
                 yield _line(row, len(header), where)
+            begun = rows.line_num + 1
     except (ValueError, csv.Error) as error:
-        raise SourceError(f"{name}: line {max(1, rows.line_num)}: {error}. hint: {HINT}") from error
+        quote = f" (a quote that opens there runs to line {rows.line_num})" if rows.line_num > begun else ""
+        raise SourceError(f"{name}: line {begun}: {error}{quote}. hint: {HINT}") from error
 
 
 def _line(row: list[str], length: int, where: list[int]) -> _Line:

@@ -8,9 +8,12 @@ labeling and scaling algorithms for the weight-constrained shortest path problem
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
+from operator import add, le, mul, sub
 
 from graphprobe.tools.optimum import INFINITE, Choice, Problem, cheapest, frontier
 
@@ -20,14 +23,22 @@ ROUNDS = 80
 MOST = 64
 """Buckets of the sets that the search begins with."""
 
-MOST_CANDIDATES = 512
-"""Above, the bound is not closed by building sets."""
+MOST_CANDIDATES = 4096
+"""Above, the bound is not closed by building sets: their number of steps grows with the square."""
 
-WORK = 300_000
-"""Sets looked at before the best one so far is taken: about a second."""
+PAIRS = 20_000_000
+"""Pairs of candidates looked at for the bound where a pace binds: about a second."""
+
+WORK = 100_000
+"""Sets built before the best one so far is taken."""
+
+COMPARED = 32
+"""Sets with the same last bucket that a further one is compared with: more cost time, and leave out few more."""
 
 SLACK = 1e-12
 """Relative: what sums of the same floats in another order differ by, at most."""
+
+Used = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +52,11 @@ class Limit:
     def of(self, buckets: Sequence[int]) -> float:
         """What these buckets use together."""
         return sum(self.use.get(n, 0.0) for n in buckets)
+
+    def scaled(self, bucket: int) -> float:
+        """The part of the limit that this bucket uses; too much where there is none of it."""
+        use = self.use.get(bucket, 0.0)
+        return use / self.most if self.most else (2.0 if use else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,171 +73,188 @@ def within(problem: Problem, limits: Sequence[Limit]) -> Within | None:
     if not search.fits([problem.last]):
         return None
     for choice in frontier(problem, MOST):
-        search.take([problem.candidates.index(n) for n in choice.buckets])
+        search.take([bisect_left(problem.candidates, n) for n in choice.buckets])
     search.bound()
-    if len(problem.candidates) <= MOST_CANDIDATES and not search.closed:
+    if not search.closed:
         search.improve()
+    if not search.closed and len(problem.candidates) <= MOST_CANDIDATES:
         search.enumerate()
-    if not search.best.buckets:
-        return None
-    return Within(search.best, 0.0 if search.closed else 1 - search.low / search.best.total)
+    gap = 0.0 if search.closed else 1 - search.low / search.best.total
+    return Within(search.best, gap) if search.path else None
 
 
-@dataclass(slots=True)
-class _Label:
-    """A set that ends at a candidate: what it costs so far, what it uses, and its last step."""
-
-    cost: float
-    used: tuple[float, ...]
-    at: int
-    before: _Label | None
-
-    def path(self) -> list[int]:
-        path = [self.at]
-        label = self.before
-        while label is not None:
-            path.append(label.at)
-            label = label.before
-        return path[::-1]
-
-
-@dataclass(slots=True)
 class _Search:
-    problem: Problem
-    limits: Sequence[Limit]
-    use: list[tuple[float, ...]] = field(init=False)
-    prices: tuple[float, ...] = field(init=False)
-    best: Choice = field(init=False)
-    low: float = field(init=False, default=-float("inf"))
-
-    def __post_init__(self) -> None:
+    def __init__(self, problem: Problem, limits: Sequence[Limit]) -> None:
+        self.problem = problem
         # Each limit is scaled to 1, so that one step length suits bytes and seconds alike.
-        self.use = [
-            tuple(
-                limit.use.get(n, 0.0) / limit.most if limit.most else _over(limit.use.get(n, 0.0))
-                for limit in self.limits
-            )
-            for n in self.problem.candidates
-        ]
-        self.prices = tuple(0.0 for _ in self.limits)
-        self.best = Choice((), INFINITE)
+        self.use = [tuple(limit.scaled(n) for limit in limits) for n in problem.candidates]
+        self.prices = tuple(0.0 for _ in limits)
+        self.best, self.path = Choice((), INFINITE), list[int]()
+        self.low, self.pairs = -INFINITE, 0
 
     @property
     def closed(self) -> bool:
-        return bool(self.best.buckets) and self.best.total - self.low <= SLACK * abs(self.best.total)
+        return bool(self.path) and self.best.total - self.low <= SLACK * abs(self.best.total)
 
     def fits(self, path: Sequence[int]) -> bool:
-        return all(used <= 1 + SLACK for used in self.used(path))
+        return max(self.used(path), default=0.0) <= 1 + SLACK
 
-    def used(self, path: Sequence[int]) -> list[float]:
-        return [sum(self.use[i][r] for i in path) for r in range(len(self.limits))]
+    def used(self, path: Sequence[int]) -> Used:
+        return tuple(map(sum, zip(*(self.use[i] for i in path), strict=True)))
 
     def bound(self) -> None:
         """Raise ``low`` by better prices; sets met on the way that keep the limits may become the best."""
         prices = self.prices
         for _ in range(ROUNDS):
-            path, value = self._shortest(prices)
+            path, value = self._cheapest(prices)
             low = value - sum(prices)
             if low > self.low:
                 self.low, self.prices = low, prices
             self._offer(path)
             excess = [used - 1 for used in self.used(path)]
             norm = sum(x * x for x, price in zip(excess, prices, strict=True) if x > 0 or price > 0)
-            if self.closed or not norm:
+            if self.closed or not norm or self.pairs > PAIRS:
                 return
             goal = self.best.total if self.best.buckets else abs(low) * 2
             length = max(goal - low, SLACK * abs(goal)) / norm
             prices = tuple(max(0.0, p + length * x) for p, x in zip(prices, excess, strict=True))
 
+    def _cheapest(self, prices: Sequence[float]) -> tuple[list[int], float]:
+        """The best set of any number of buckets at these prices, and its cost."""
+        problem = self.problem.at(self._priced(prices))
+        found = cheapest(problem)
+        if problem.allowed(found[0]):
+            return found
+        self.pairs += len(self.use) ** 2
+        steps = _Steps(problem)
+        return steps.path(), steps.to_go[-1] + problem.tail
+
     def _offer(self, path: list[int]) -> None:
-        """Take ``path``, thinned out until it keeps the limits, as the best set if it is better."""
-        kept = list(path)
-        while not self.fits(kept) and len(kept) > 1:
-            around = zip([-1, *kept], kept, kept[1:], strict=False)
-            losses = [self.problem.step(a, c) - self.problem.step(a, b) - self.problem.step(b, c) for a, b, c in around]
-            del kept[losses.index(min(losses))]
-        self.take(kept)
+        """Take ``path``, thinned out until it keeps the limits, as the best set if it is better.
+
+        The bucket without which least is lost goes first; that changes only what its two neighbours are worth.
+        """
+        kept, used = [-1, *path], self.used(path)
+        loss = {i: self._loss(a, i, c) for a, i, c in zip(kept, path, path[1:], strict=False)}
+        waiting = [(lost, i) for i, lost in loss.items()]
+        heapify(waiting)
+        while waiting and max(used, default=0.0) > 1 + SLACK:
+            lost, i = heappop(waiting)
+            if loss.get(i) != lost:
+                continue
+            at = bisect_left(kept, i)
+            del kept[at], loss[i]
+            used = tuple(map(sub, used, self.use[i]))
+            for k in range(max(at - 1, 1), min(at + 1, len(kept) - 1)):
+                loss[kept[k]] = self._loss(kept[k - 1], kept[k], kept[k + 1])
+                heappush(waiting, (loss[kept[k]], kept[k]))
+        self.take(kept[1:])
+
+    def _loss(self, a: int, i: int, c: int) -> float:
+        """What is lost where i, between a and c, is not chosen."""
+        return self._step(a, c) - self._through(a, i, c)
+
+    def _step(self, i: int, j: int) -> float:
+        lows = self.problem.lows
+        return INFINITE if lows and lows[j] > i else self.problem.step(i, j)
 
     def take(self, path: list[int]) -> None:
         """Make ``path`` the best set if it is better and keeps everything."""
         choice = self.problem.choice(path)
         if choice.total < self.best.total and self.fits(path) and self.problem.allowed(path):
-            self.best = choice
+            self.best, self.path = choice, path
 
     def improve(self) -> None:
-        """Exchange one bucket for another, or add one, as long as that helps."""
-        candidates = self.problem.candidates
-        better = bool(self.best.buckets)
-        while better:
-            before = self.best.total
-            chosen = [candidates.index(n) for n in self.best.buckets]
-            for leave in [None, *chosen[:-1]]:
-                rest = [i for i in chosen if i != leave]
-                for j in sorted(set(range(self.problem.last)) - set(chosen)):
-                    self.take(sorted([*rest, j]))
-            better = self.best.total < before
+        """Move one bucket between its neighbours, or add one, as long as that helps."""
+        before = INFINITE
+        while self.best.total < before:
+            before, path = self.best.total, self.path
+            moves = sorted(self._moves(path), reverse=True)
+            moved = (sorted({*path, j} - {i}) for saved, i, j in moves if saved > 0)
+            self.take(next((p for p in moved if self.fits(p)), path))
+
+    def _moves(self, path: list[int]) -> Iterator[tuple[float, int, int]]:
+        """What is saved, which bucket leaves (-1: none) and which one comes."""
+        for a, c in pairwise([-1, *path]):
+            yield from ((self._loss(a, j, c), -1, j) for j in range(a + 1, c))
+        for a, i, c in zip([-1, *path], path, path[1:], strict=False):
+            held = self._through(a, i, c)
+            yield from ((held - self._through(a, j, c), i, j) for j in range(a + 1, c) if j != i)
+
+    def _through(self, a: int, i: int, c: int) -> float:
+        return self._step(a, i) + self._step(i, c) + self.problem.prices[i]
 
     def _priced(self, prices: Sequence[float]) -> list[float]:
-        own = self.problem.prices
-        return [p + sum(a * b for a, b in zip(prices, use, strict=True)) for p, use in zip(own, self.use, strict=True)]
-
-    def _shortest(self, prices: Sequence[float]) -> tuple[list[int], float]:
-        """The best set of any number of buckets at these prices, and its cost."""
-        return cheapest(self.problem.at(self._priced(prices)))
-
-    def _to_go(self) -> list[float]:
-        """The least that lies after each candidate, at the prices of the bound."""
-        problem, priced = self.problem, self._priced(self.prices)
-        found = [0.0] * len(priced)
-        found[-1] = problem.tail
-        for i in range(problem.last - 1, -1, -1):
-            found[i] = min(problem.step(i, j) + priced[j] + found[j] for j in range(i + 1, len(priced)))
-        return found
+        return [p + sum(map(mul, prices, use)) for p, use in zip(self.problem.prices, self.use, strict=True)]
 
     def enumerate(self) -> None:
-        """Build sets, the most promising first, until none is left that could be better, or ``WORK`` is done.
-
-        What is left then has the lowest bound of all, which ``low`` becomes.
-        """
-        problem, to_go, lows = self.problem, self._to_go(), self.problem.lows
-        start = _Label(0.0, tuple(0.0 for _ in self.limits), -1, None)
-        waiting: list[tuple[float, int, _Label]] = [(self.low, 0, start)]
-        seen: list[list[_Label]] = [[] for _ in problem.candidates]
+        """Build sets, the most promising first, until none that is left can be better or ``WORK`` is done."""
+        last, steps = self.problem.last, _Steps(self.problem.at(self._priced(self.prices)))
+        self.low = max(self.low, steps.to_go[-1] + self.problem.tail - sum(self.prices))
+        # Bound, number, set, what it costs so far, and what it and the last bucket use.
+        waiting: list[tuple[float, int, list[int], float, Used]] = [(self.low, 0, [], 0.0, self.use[last])]
+        seen: list[list[tuple[float, Used]]] = [[] for _ in range(last + 1)]
         work = 0
         while waiting and waiting[0][0] < self.best.total and work < WORK:
-            _, _, label = heappop(waiting)
-            if label.at >= 0 and not _new(label, seen[label.at]):
+            low, _, path, cost, used = heappop(waiting)
+            at = path[-1] if path else -1
+            if not _new(cost, used, seen[at]):
                 continue
-            for j in range(label.at + 1, problem.last + 1):
-                if lows and lows[j] > label.at:
+            for further, j in steps.after(at, self.best.total - low):
+                if low + further >= self.best.total:
                     break
-                work += 1
-                further = self._extended(label, j)
-                bound = (
-                    further.cost + to_go[j] + sum(p * (u - 1) for p, u in zip(self.prices, further.used, strict=True))
-                )
-                if bound >= self.best.total or any(u > 1 + SLACK for u in further.used):
+                if j == last:
+                    self.take([*path, last])
                     continue
-                if j == problem.last:
-                    self.take(further.path())
-                elif all(u + n <= 1 + SLACK for u, n in zip(further.used, self.use[-1], strict=True)):
-                    heappush(waiting, (bound, work, further))
+                work += 1
+                using = tuple(map(add, used, self.use[j]))
+                if max(using, default=0.0) <= 1 + SLACK:
+                    costing = cost + self.problem.step(at, j) + self.problem.prices[j]
+                    heappush(waiting, (low + further, work, [*path, j], costing, using))
         self.low = max(self.low, min(self.best.total, waiting[0][0] if waiting else self.best.total))
 
-    def _extended(self, label: _Label, j: int) -> _Label:
-        cost = label.cost + self.problem.step(label.at, j) + self.problem.prices[j]
-        used = tuple(a + b for a, b in zip(label.used, self.use[j], strict=True))
-        return _Label(cost, used, j, None if label.at < 0 else label)
+
+class _Steps:
+    """The steps of a problem by how much worse than the best way to the end each makes it."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.weights = problem.seconds if problem.pad else [1.0] * len(problem.seconds)
+        self.saved = [*(problem.calls if problem.pad else problem.eager), 0.0]
+        self.bases = problem.bases()
+        self.to_go = [0.0] * (problem.last + 2)
+        """The least that lies after each candidate; at the end, where index -1 finds it, that of the beginning."""
+        for i in range(problem.last - 1, -2, -1):
+            self.to_go[i] = min(self._ways(i))
+        self.known: dict[int, list[tuple[float, int]]] = {}
+
+    def _ways(self, i: int) -> list[float]:
+        """The least that lies after i, where the next step goes to i + 1, ... as far as the pace lets it."""
+        lows, saved = self.problem.lows, self.saved[i]
+        part = slice(i + 1, bisect_right(lows, i) if lows else len(self.bases))
+        parts = zip(self.bases[part], self.weights[part], self.to_go[part], strict=True)
+        return [base - saved * weight + to_go for base, weight, to_go in parts]
+
+    def path(self) -> list[int]:
+        """The best way to the end."""
+        path = [-1]
+        while path[-1] < self.problem.last:
+            ways = self._ways(path[-1])
+            path.append(path[-1] + 1 + ways.index(min(ways)))
+        return path[1:]
+
+    def after(self, i: int, most: float) -> list[tuple[float, int]]:
+        """What each step from i adds, the least first, up to ``most``, which never rises between calls for one i."""
+        if i not in self.known:
+            found = ((way - self.to_go[i], j) for j, way in enumerate(self._ways(i), i + 1))
+            self.known[i] = sorted(x for x in found if x[0] <= most)
+        return self.known[i]
 
 
-def _new(label: _Label, seen: list[_Label]) -> bool:
-    """Whether no set seen before with the same last bucket is at least as good in everything; it is seen then."""
-    if any(o.cost <= label.cost and all(a <= b for a, b in zip(o.used, label.used, strict=True)) for o in seen):
+def _new(cost: float, used: Used, seen: list[tuple[float, Used]]) -> bool:
+    """Whether none of the first sets with the same last bucket is at least as good in everything."""
+    if any(least <= cost and all(map(le, uses, used)) for least, uses in seen):
         return False
-    seen.append(label)
+    if len(seen) < COMPARED:
+        seen.append((cost, used))
     return True
-
-
-def _over(use: float) -> float:
-    """The scaled use of something of which there is none."""
-    return 2.0 if use else 0.0

@@ -15,6 +15,9 @@ BUSIEST = 0.25
 LADDER = 1.25
 """... from this much above their mean size on."""
 
+MOST = 64
+"""Most graphs of a proposal where no number is asked for."""
+
 UNSEEN = 256
 """Most candidates above the largest size seen, beside it."""
 

@@ -66,7 +66,7 @@ class Case:
         self.seen = seen
         self.question = question
         self.steps = steps
-        self.short = (seen.total if total is None else total) < DROPPED
+        self.short = (seen.total if total is None else total) < DROPPED * seen.processes
         """Whether too few calls were looked at to drop a graph that none of them needed."""
         sizes = sorted({*seen.calls, *seen.stuck})
         self.eager = dict(zip(sizes, steps.eager_along(sizes), strict=True))

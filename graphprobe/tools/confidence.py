@@ -51,24 +51,27 @@ class Estimate(NamedTuple):
 
 def estimate(case: Case, now: Sequence[int], best: Sequence[int]) -> Estimate:
     """What lists such as ``best`` save on traffic that they were not made for, where ``now`` is today's list."""
-    parts = apart(case.seen.windows)
+    parts = apart(case.seen.windows, case.seen.processes)
     if len(parts) < LEAST_WINDOWS:
-        halves = _stretches(case.seen.calls)
+        halves = _stretches(case.seen.calls, ALIKE * case.seen.processes)
         trials = _trials(case, now, best, halves)
         sums = [trial.sums(half) for trial, half in zip(trials, halves, strict=True)]
         whole = _Sums(*map(sum, zip(*sums, strict=True)))
-        return Estimate(whole.saved / whole.spent, _independent(whole, trials, halves))
+        return Estimate(whole.saved / whole.spent, _independent(whole, trials, halves, ALIKE * case.seen.processes))
     trials = _trials(case, now, best, [_together(parts[0::2]), _together(parts[1::2])])
     return _jackknife([trials[i % 2].sums(part) for i, part in enumerate(parts)])
 
 
-def apart(windows: Iterable[Calls]) -> list[Calls]:
-    """The windows, each put together with those after it until it has ``APART`` calls; the last one may have more."""
+def apart(windows: Iterable[Calls], processes: int = 1) -> list[Calls]:
+    """The windows, each put together with those after it until it has ``APART`` calls of each process, or more.
+
+    The last one may have more still.
+    """
     found: list[Counter[int]] = []
     waiting: Counter[int] = Counter()
     for window in windows:
         waiting.update(window)
-        if waiting.total() >= APART:
+        if waiting.total() >= APART * processes:
             found.append(waiting)
             waiting = Counter()
     if found:
@@ -83,9 +86,9 @@ def _together(parts: Iterable[Calls]) -> Calls:
     return found
 
 
-def _stretches(calls: Calls) -> tuple[Calls, Calls]:
-    """The calls by size in stretches of ``ALIKE``, each second one in the other half."""
-    length = min(ALIKE, -(-sum(calls.values()) // STRETCHES))
+def _stretches(calls: Calls, alike: int) -> tuple[Calls, Calls]:
+    """The calls by size in stretches of ``alike``, each second one in the other half."""
+    length = min(alike, -(-sum(calls.values()) // STRETCHES))
     halves: tuple[dict[int, int], dict[int, int]] = ({}, {})
     begin = 0
     for size in sorted(calls):
@@ -164,8 +167,8 @@ def _jackknife(parts: Sequence[_Sums]) -> Estimate:
     return Estimate(saved / spent, math.sqrt((n - 1) / n * sum((x - mean) ** 2 for x in without)))
 
 
-def _independent(whole: _Sums, trials: Sequence[_Trial], halves: Sequence[Calls]) -> float:
-    """The standard error of the ratio where each ``ALIKE`` calls are one observation."""
+def _independent(whole: _Sums, trials: Sequence[_Trial], halves: Sequence[Calls], alike: int) -> float:
+    """The standard error of the ratio where each ``alike`` calls are one observation."""
     gain = whole.saved / whole.spent
     each = [
         (n, trial.before[size] - trial.after[size] - gain * trial.before[size])
@@ -175,4 +178,4 @@ def _independent(whole: _Sums, trials: Sequence[_Trial], halves: Sequence[Calls]
     total = sum(n for n, _ in each)
     mean = math.fsum(n * x for n, x in each) / total
     squares = math.fsum(n * (x - mean) ** 2 for n, x in each)
-    return math.sqrt(squares / total / max(1.0, total / ALIKE)) * total / whole.spent
+    return math.sqrt(squares / total / max(1.0, total / alike)) * total / whole.spent

@@ -1,4 +1,4 @@
-"""What each engine may capture and how it is told, as tables.
+"""What each engine may capture, as tables.
 
 A size is in the unit of the engine's forward: tokens in vLLM, so that a step of n requests with k speculative tokens
 has n * (1 + k) of them; requests in SGLang, TensorRT-LLM and LMDeploy, which capture the width of a request apart. Only
@@ -8,10 +8,10 @@ graphs of decode steps are meant; what vLLM captures piecewise for prefill is no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from graphprobe.buckets import MAX_BUCKET, Buckets, as_max_batch, as_size, decode_buckets
+from graphprobe.buckets import MAX_BUCKET, as_max_batch, as_size, decode_buckets
 from graphprobe.errors import ConfigError
 
 REFUSES = "it refuses to start"
@@ -97,19 +97,6 @@ ENGINE = {
 
 ENGINES = tuple(ENGINE)
 """The names of the engines."""
-
-LINE = {
-    "graphprobe": "@graphprobe.capture(buckets=[{commas}]{options}){note}",
-    "vllm": """--compilation-config '{{"cudagraph_capture_sizes": [{commas}]}}'
-# steps with prefill run piecewise by the same list: add larger sizes to keep those (vLLM's own: up to 512 tokens)""",
-    "sglang": """--cuda-graph-bs-decode {words}{exact}
-# SGLang 0.5.13 and before: --cuda-graph-bs {words}{exact}""",
-    "tensorrt-llm": """cuda_graph_config: {{batch_sizes: [{commas}], enable_padding: {padding}}}
-# in the YAML file of trtllm-serve --config FILE (older name: --extra_llm_api_options FILE)""",
-    "lmdeploy": """--backend pytorch --cudagraph-capture-batch-sizes {words}{limit}
-# LMDeploy 0.14 and later, which also captures --max-batch-size; earlier ones and the TurboMind engine take no list""",
-}
-"""What is pasted: one line, and comments below it. Spellings are those of the release in `ENGINE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,30 +197,6 @@ def defaults(engine: str, max_batch: int, *, spec_tokens: int = 0) -> tuple[int,
     return rule(engine, spec_tokens=spec_tokens, largest=widest).resolve(own)
 
 
-def line(engine: str, buckets: Sequence[int], *, max_batch: int | None = None, pad: bool = True, name: str = "") -> str:
-    """The text to paste so that ``engine`` captures ``buckets``: one line, and comments below it.
-
-    ``max_batch`` is the largest size that will be sent, in the unit of the buckets; ``name`` is the decorator's.
-    """
-    sizes = Buckets(buckets).sizes
-    pad = _pads(engine, _facts(engine), pad)
-    options = [
-        *(['pad="repeat"'] if pad else []),
-        *([f"max_batch={as_max_batch(max_batch)}"] if max_batch is not None else []),
-        *([f"max_graphs={len(sizes)}"] if len(sizes) > 64 else []),  # 64 is the default
-        *([f"name={_quoted(name)}"] if name else []),
-    ]
-    return LINE[engine].format(
-        commas=", ".join(map(str, sizes)),
-        words=" ".join(map(str, sizes)),
-        options="".join(f", {option}" for option in options),
-        note="\n# a forward that writes a cache needs pad={argument: fill}, with a scratch slot" if pad else "",
-        exact="" if pad else " --disable-cuda-graph-padding",
-        padding=str(pad).lower(),
-        limit="" if max_batch is None else f" --max-batch-size {as_max_batch(max_batch)}",
-    )
-
-
 def _facts(engine: str) -> Engine:
     if not isinstance(engine, str) or engine not in ENGINE:
         raise ConfigError(f"unknown engine {engine!r}", f"use one of: {', '.join(ENGINES)}")
@@ -254,7 +217,3 @@ def _up(size: int, multiple: int) -> int:
 
 def _sizes(grid: Grid, most: int) -> list[int]:
     return [n for first, last, step in grid for n in range(first, min(last, most) + 1, step)]
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.encode("unicode_escape").decode("ascii").replace('"', '\\"') + '"'

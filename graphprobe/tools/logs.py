@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import re
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -23,6 +23,9 @@ from graphprobe.snapshot import ForwardSnapshot, Row, Snapshot
 VLLM = "vLLM logs sizes with --cudagraph-metrics, unless --disable-log-stats; Model Runner V2 logs none before 0.30"
 SGLANG = "SGLang logs the size of one in 40 decode steps (--decode-log-interval), at the level info"
 
+UNKNOWN = "no line says which sizes are captured"
+UNLISTED = "advice cannot compare with today's list unless it is given (buckets=[...])"
+
 LONGEST = 1 << 14
 """Longest line that is looked at; an engine's arguments may be one of any length."""
 
@@ -31,13 +34,19 @@ STEP = re.compile(
     rb"\|\s*([0-9]{1,9})\s*\|\s*([0-9]{1,9})\s*\|\s*-?[0-9]{1,9}\s*\|"
     rb"\s*(?:CUDAGraphMode\.)?(NONE|PIECEWISE|FULL)\s*\|\s*([0-9]{1,15})\s*\|"
 )
+ROW = re.compile(rb"\|\s*[0-9]{1,9}\s*\||(?:\|[^|]*){5}\|")
+"""What may have been meant as a row: a cell that is a number, or five cells."""
 CAPTURE_SIZES = re.compile(rb"- Capture sizes: \[([0-9, ]+)\]")
 DECODE = b"Decode batch"
 RUNNING = re.compile(rb"#running-req: ([0-9]{1,9})\b")
 SERVED = re.compile(rb"\b[a-z]{2,8} graph: (True|False)\b")
-RANK = re.compile(rb" (DP|PP)([0-9]{1,5})\b")
+DECODES = re.compile(rb"Decode batch[^\n]{0,40}#running-req: [0-9]")
+RANK = re.compile(rb" (DP|PP|TP)([0-9]{1,5})\b")
 CAPTURED = re.compile(rb"Capture (?:[a-z]{2,8} graph bs |target (?:decode|verify) [^\[]{1,200}\bbs=)\[([0-9, ]+)\]")
 INTERVAL = re.compile(rb"\bdecode_log_interval=([0-9]{1,9})\b")
+
+COLOUR = re.compile(rb"(?:\x1b|\\u001b)\[[0-9;]{0,40}[A-Za-z]")
+"""A code for terminals, as it is and as JSON has it."""
 
 T = TypeVar("T")
 
@@ -64,13 +73,19 @@ Calls = Counter[Call]
 
 def engine(body: bytes) -> str:
     """Whose log this is, ``vllm`` or ``sglang``; empty where no line of an engine is in it."""
+    body = _plain(body)
     if TABLE in body:
         return "vllm"
     return "sglang" if DECODE in body and b"#running-req" in body else ""
 
 
+def _plain(body: bytes) -> bytes:
+    return COLOUR.sub(b"", body) if b"\x1b[" in body or b"\\u001b[" in body else body
+
+
 def read(body: bytes, name: str, parts: int) -> Told:
     """What the log of an engine says, in up to ``parts`` windows; SourceError, with ``name``, where that is nothing."""
+    body = _plain(body)
     return _vllm(body, name, parts) if engine(body) == "vllm" else _sglang(body, name, parts)
 
 
@@ -106,70 +121,129 @@ def _summed(groups: Iterable[Calls]) -> Calls:
     return whole
 
 
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def _listed(text: bytes) -> list[int]:
     return sorted({int(part) for part in text.split(b",") if part.strip()})
 
 
-def _vllm(body: bytes, name: str, parts: int) -> Told:
-    tables: list[Calls] = [Counter()]
-    listed: list[int] = []
-    for line in io.BytesIO(body):
+class _Tables:
+    """What the lines of vLLM say: the calls of each table, what was captured, and the rows that cannot be read."""
+
+    def __init__(self) -> None:
+        self.tables: list[Calls] = [Counter()]
+        self.listed: list[int] = []
+        self.unread: list[int] = []
+        self.inside = False
+
+    def take(self, number: int, line: bytes) -> None:
+        """One line of the log."""
         if TABLE in line:
-            tables.append(Counter())
-        elif b"|" in line and len(line) <= LONGEST and (step := STEP.search(line)):
+            self.tables.append(Counter())
+            self.inside = True
+        elif b"|" in line and len(line) <= LONGEST:
+            self._row(number, line)
+        else:
+            self.inside = False
+            if found := CAPTURE_SIZES.search(line, 0, LONGEST):
+                self.listed = _listed(found[1])
+
+    def _row(self, number: int, line: bytes) -> None:
+        if step := STEP.search(line):
             graph = step[3] != b"NONE"
             call = Call(int(step[1]), int(step[2]), step[3].decode().lower()) if graph else Call(int(step[1]))
-            tables[-1][call] += int(step[4])
-        elif found := CAPTURE_SIZES.search(line, 0, LONGEST):
-            listed = _listed(found[1])
-    tables = [table for table in tables if table]
+            self.tables[-1][call] += int(step[4])
+        elif found := CAPTURE_SIZES.search(line):
+            self.listed = _listed(found[1])
+        elif self.inside and b"|--" not in line:
+            self.inside = ROW.search(line) is not None
+            self.unread += [number] * self.inside
+
+    def notes(self, tables: int) -> list[str]:
+        """One sentence for each thing that its reader must know."""
+        mixed = "sizes are tokens of a step, those of prompts and those of decode steps mixed"
+        apart = "declare max_seqs to leave out what no decode step has"
+        found = [f"{_many(tables, 'table')} of --cudagraph-metrics: {mixed}; {apart}"]
+        found += [f"{self.lost()}: not counted"] if self.unread else []
+        return found + [f"{UNKNOWN}: {UNLISTED}"] * (not self.listed)
+
+    def lost(self) -> str:
+        """The rows that cannot be read, in words."""
+        return f"{_many(len(self.unread), 'row')} of the tables cannot be read, from line {self.unread[0]:,} on"
+
+
+def _vllm(body: bytes, name: str, parts: int) -> Told:
+    found = _Tables()
+    for number, line in enumerate(io.BytesIO(body), start=1):
+        found.take(number, line)
+    tables = [table for table in found.tables if table]
     if not tables:
-        raise SourceError(f"{name}: a table of --cudagraph-metrics without a row. hint: was the log cut off?")
-    notes = [f"{len(tables):,} tables of --cudagraph-metrics: sizes are tokens of a step, and prompts are among them"]
-    notes += ["no line says which sizes are captured"] * (not listed)
+        what = found.lost() if found.unread else "a table of --cudagraph-metrics without a row"
+        raise SourceError(f"{name}: {what}. hint: was the log cut off, or changed?")
+    notes = found.notes(len(tables))
+    notes += ["decode lines of SGLang are in it, too: only vLLM's tables are read"] * bool(DECODES.search(body))
     # The engine may round sizes after its front end has noted them.
-    used = {call.bucket for table in tables for call in table if call.bucket is not None} if listed else set()
+    used = {call.bucket for table in tables for call in table if call.bucket is not None} if found.listed else set()
     groups = [_summed(group) for group in cut(tables, parts)]
-    return told("vllm", groups, notes, buckets=sorted({*listed, *used}), unit="tokens")
+    return told("vllm", groups, notes, buckets=sorted({*found.listed, *used}), unit="tokens")
+
+
+class _Step(NamedTuple):
+    """A decode line: of which data-parallel rank, of which (pipeline, tensor) rank in it, and what it says."""
+
+    data: bytes
+    rank: tuple[int, int]
+    call: Call
+    silent: bool
 
 
 class _Decoding:
-    """What the lines of SGLang say: the decode steps of each pipeline stage, and how to read them."""
+    """What the lines of SGLang say: the decode steps of each rank, in the order of time, and how to read them."""
 
     def __init__(self) -> None:
-        self.stages: defaultdict[int, list[Call]] = defaultdict(list)
-        self.ranks: set[bytes] = set()
+        self.lines: list[_Step] = []
         self.buckets: list[int] = []
-        self.silent = 0
         self.interval = 40
 
     def take(self, line: bytes) -> None:
         """One line of the log."""
         if DECODE in line and len(line) <= LONGEST and (running := RUNNING.search(line)):
-            self._step(line, int(running[1]))
+            self.lines.append(self._step(line, int(running[1])))
         elif found := CAPTURED.search(line, 0, LONGEST):
             self.buckets = _listed(found[1])
         elif b"decode_log_interval=" in line and (found := INTERVAL.search(line)):
             self.interval = int(found[1])
 
-    def _step(self, line: bytes, size: int) -> None:
-        ranks, served = dict(RANK.findall(line)), SERVED.search(line)
-        self.ranks.add(ranks.get(b"DP", b""))
-        self.silent += served is None
+    def _step(self, line: bytes, size: int) -> _Step:
+        ranks, served = dict(RANK.findall(line, 0, line.index(DECODE))), SERVED.search(line)
         bucket = None
         if served is not None and served[1] == b"True":
             bucket = next(iter(self.buckets[bisect_left(self.buckets, size) :]), size)
-        self.stages[int(ranks.get(b"PP", 0))].append(Call(size, bucket, "full" if bucket else ""))
+        call = Call(size, bucket, "full" if bucket else "")
+        return _Step(ranks.get(b"DP", b""), (int(ranks.get(b"PP", 0)), int(ranks.get(b"TP", 0))), call, served is None)
 
-    def notes(self, lines: int) -> list[str]:
+    def steps(self) -> list[_Step]:
+        """Each step once: of a data-parallel rank, all ranks of tensors and stages may log the same ones."""
+        # A rank without a request decodes along.
+        busy = [step for step in self.lines if step.call.size]
+        first: dict[bytes, tuple[int, int]] = {}
+        for step in busy:
+            first[step.data] = min(step.rank, first.get(step.data, step.rank))
+        return [step for step in busy if step.rank == first[step.data]]
+
+    def notes(self, steps: Sequence[_Step]) -> list[str]:
         """One sentence for each thing that its reader must know."""
-        sampled = f"{lines:,} decode lines, one in {self.interval} steps: the share of graph calls is no hit rate"
-        many = f"{len(self.ranks)} data-parallel ranks are summed: the largest batch decides on the bucket of all"
+        ranks, silent = len({step.data for step in self.lines}), sum(step.silent for step in steps)
+        left = sum(1 for step in self.lines if step.call.size) - len(steps)
+        lines, others = _many(len(steps), "decode line"), _many(left, "line")
         told = (
-            (True, sampled),
-            (len(self.ranks) > 1, many),
-            (not self.buckets, "no line says which sizes are captured: a graph call is taken to be of its own size"),
-            (self.silent, f"{self.silent:,} lines do not say whether a graph served: they count as eager"),
+            (True, f"{lines}, one in {self.interval} steps: the share of graph calls is no hit rate"),
+            (left, f"{others} of other tensor and pipeline ranks left out: they log the same steps"),
+            (ranks > 1, f"{ranks} data-parallel ranks are summed: the largest batch decides on the bucket of all"),
+            (not self.buckets, f"{UNKNOWN}: a graph call is taken to be of its own size, and {UNLISTED}"),
+            (silent, f"{_many(silent, 'line')} without a word on whether a graph served: counted as eager"),
         )
         return [note for happened, note in told if happened]
 
@@ -178,9 +252,8 @@ def _sglang(body: bytes, name: str, parts: int) -> Told:
     found = _Decoding()
     for line in io.BytesIO(body):
         found.take(line)
-    # Each stage of a pipeline logs the same steps, and a rank without a request decodes along.
-    calls = [call for call in found.stages[min(found.stages, default=0)] if call.size]
-    if not calls:
+    steps = found.steps()
+    if not steps:
         raise SourceError(f"{name}: no decode line with a running request. hint: {SGLANG}")
-    groups = [Counter(group) for group in cut(calls, parts)]
-    return told("sglang", groups, found.notes(len(calls)), buckets=found.buckets, unit="requests")
+    groups = [Counter(step.call for step in group) for group in cut(steps, parts)]
+    return told("sglang", groups, found.notes(steps), buckets=found.buckets, unit="requests")

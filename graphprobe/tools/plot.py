@@ -27,6 +27,9 @@ KINDS = (".png", ".svg", ".html")
 ROWS = 12
 """Numbers of graphs that ``bars`` shows; what is marked comes on top."""
 
+LEAST = 0.01
+"""Share above the best that the longest bar stands for, at least."""
+
 # Told apart by shape and by darkness, so that grey print keeps them.
 LINE, NOW, CHOSEN = "#4a6fa5", "#d9822b", "#1b2a41"
 
@@ -81,18 +84,21 @@ def bars(
     unit: str = "ms",
     width: int = 40,
 ) -> str:
-    """The same as lines of plain ASCII; a full bar is ``width`` characters, and each begins at 0."""
+    """The same as lines of plain ASCII; a bar is the time above the best one, the longest ``width`` characters.
+
+    It stands for one percent at least, so that differences of nothing look like nothing.
+    """
     as_size(width, "width")
     marks = _marks(now, chosen)
     shown = sorted({*_thinned(_checked(points)), *marks.values()})
-    longest = max(time for _, time in shown)
     best = min(time for _, time in shown)
-    lines = [f"{'graphs':>6}  {unit:>9}  {'above best':>10}"]
+    most = max(LEAST, *(time / best - 1 for _, time in shown))
+    lines = [f"{'graphs':>6}  {unit:>9}  {'above best':>10}  (as a bar)"]
     for graphs, time in shown:
         named = ", ".join(name for name, mark in marks.items() if mark == (graphs, time))
-        bar = "#" * max(1, round(width * time / longest))
-        above = f"{100 * (time / best - 1):.1f} %"
-        lines.append(f"{graphs:>6}  {time:>9.4g}  {above:>10}  {bar}{f'  <- {named}' if named else ''}")
+        above = time / best - 1
+        bar = "#" * round(width * above / most) + (f"  <- {named}" if named else "")
+        lines.append(f"{graphs:>6}  {time:>9.4g}  {f'{100 * above:.1f} %':>10}  {bar}".rstrip())
     return "\n".join(lines)
 
 

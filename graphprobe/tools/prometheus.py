@@ -101,6 +101,7 @@ class History(NamedTuple):
     snapshot: Snapshot
     windows: tuple[Snapshot, ...]
     notes: tuple[str, ...]
+    processes: int
 
 
 def read(url: str, asked: Span, match: str, timeout: float) -> History:
@@ -111,15 +112,16 @@ def read(url: str, asked: Span, match: str, timeout: float) -> History:
     server = _Server(url, match, timeout)
     seen = server.scraped(asked)
     infos = list(server.series(seen, (metrics.FORWARD_INFO,)))
-    # Today's list of buckets is the newest one: the value of an info says in which part it was last.
-    newest = {tuple(one.labels.values()): one._replace(value=part) for part, one in infos}
     whole = [one for _, one in server.series(seen.divided(1), (*COUNTERS, *GAUGES))]
-    rebuilt = refused_if_folded(rebuild([*whole, *newest.values()]), short(url))
+    rebuilt = refused_if_folded(rebuild([*whole, *server.newest(seen)]), short(url))
     parts: list[list[Series]] = [[] for _ in range(seen.parts)]
     for part, one in (*infos, *server.series(seen, COUNTERS)):
         parts[part].append(one)
     windows = tuple(rebuild(part).snapshot for part in parts)
-    return History(rebuilt.snapshot, windows, (*server.notes(seen, asked), *rebuilt.notes))
+    processes = server.processes(seen)
+    return History(
+        rebuilt.snapshot, windows, (*server.notes(seen, asked, processes), *rebuilt.notes), max(1, processes)
+    )
 
 
 class _Server:
@@ -132,6 +134,7 @@ class _Server:
         self._address = parts._replace(path=f"{path}/api/v1/query_range", fragment="")
         self._match = match.strip().removeprefix("{").removesuffix("}").strip(" ,")
         self._warnings: dict[str, None] = {}
+        self._most = 0
 
     def scraped(self, asked: Span) -> Span:
         """The window, in as many of the parts as have enough scrapes; SourceError where it has none."""
@@ -139,6 +142,7 @@ class _Server:
         while scrapes < SCRAPES and seen.parts > 1:
             seen = seen.divided(seen.parts // 2)
             scrapes = self._scrapes(seen)
+        self._most = scrapes
         if scrapes < 2:
             what = "only one scrape" if scrapes else "no series of graphprobe's calls"
             of = f" that match {{{short(self._match)}}}" if self._match else ""
@@ -147,20 +151,37 @@ class _Server:
         return seen
 
     def series(self, at: Span, wanted: Iterable[Metric]) -> Iterator[tuple[int, Series]]:
-        """Every part in which a series is, and its value there: processes are summed, of a gauge it is the largest."""
+        """Every part in which a series is, and its value there.
+
+        Processes are summed, of a gauge it is the largest, and of an info how many have it. Comparing leaves NaN out.
+        """
         for metric in wanted:
-            of = f"({metric.name}{{{self._match}}}[{at.step}ms])"
-            read = f"(increase{of})" if metric.kind == "counter" else f"(last_over_time{of})"
-            how = "sum" if metric.kind == "counter" else "max"
+            read = "increase" if metric.kind == "counter" else "last_over_time"
+            how = {"counter": "sum", "info": "count"}.get(metric.kind, "max")
+            read = f"({read}({metric.name}{{{self._match}}}[{at.step}ms]) >= 0)"
             for labels, part, value in self._query(f"{how} by ({', '.join(metric.labels)}) {read}", at):
                 known = {label: str(labels.get(label, "")) for label in metric.labels}
                 yield part, Series(metric, "", known, (), value, known, frozenset())
 
-    def notes(self, seen: Span, asked: Span) -> list[str]:
-        """One sentence for each thing that a reader must know of the window, and of what the server has said."""
+    def newest(self, seen: Span) -> list[Series]:
+        """Today's infos: those at the end of what the window has, each with how many processes have it.
+
+        A list that an engine had before a restart must not count, so this looks at two scrapes, not at a whole part.
+        """
+        late = seen.divided(1)
+        late = late.divided(min(PARTS, max(1, late.step * self._most // (2 * seen.step))))
+        found = list(self.series(late, (metrics.FORWARD_INFO,)))
+        last = {one.labels["forward"]: part for part, one in sorted(found, key=lambda pair: pair[0])}
+        return [one for part, one in found if part == last[one.labels["forward"]]]
+
+    def processes(self, seen: Span) -> int:
+        """How many processes were scraped in the last part that has any."""
         of = f"{metrics.BUILD_INFO.name}{{{self._match}}}[{seen.step}ms]"
         counted = [(part, _whole(value)) for _, part, value in self._query(f"count(last_over_time({of}))", seen)]
-        processes = max(counted)[1] if counted else 0
+        return max(counted)[1] if counted else 0
+
+    def notes(self, seen: Span, asked: Span, processes: int) -> list[str]:
+        """One sentence for each thing that a reader must know of the window, and of what the server has said."""
         told = (
             (True, f"counts are increase() of {seen}: rounded, and between scrapes guessed"),
             (seen.parts < asked.parts, f"{seen.parts} parts, not {asked.parts}: a part needs {SCRAPES} scrapes"),

@@ -6,7 +6,6 @@ not there: the bounds of durations, causes, and the exact sizes above 64, of whi
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -17,14 +16,16 @@ from graphprobe.errors import SourceError
 from graphprobe.metrics import Metric
 from graphprobe.reasons import FallbackReason
 from graphprobe.snapshot import ForwardSnapshot, Row, Snapshot, TimeKey, Times
-from graphprobe.tools import exposition
-from graphprobe.tools.findings import Findings, short
-from graphprobe.tools.series import NUMBER, Series, identified, processes
+from graphprobe.tools.findings import short
+from graphprobe.tools.series import NUMBER, Series
 
 SIZE = re.compile(r"(?:(?:0|[1-9][0-9]{0,8})-)?(0|[1-9][0-9]{0,8})")
 
-UNREAD = ("syntax", "encoding", "too-long")
-"""Findings after which the numbers may not be all, or not be right."""
+MOST = 1e15
+"""Largest value that is one: calls of a thousand years."""
+
+CALLS = (metrics.GRAPH_CALLS, metrics.EAGER_CALLS)
+RENAMED = ": was it renamed (exported_forward)? honor_labels: true in the scrape keeps it"
 
 Labels = tuple[str, ...]
 
@@ -33,31 +34,19 @@ Key = tuple[str, str, int, int]
 
 
 class Rebuilt(NamedTuple):
-    """A snapshot, what its reader must know, and how many calls have no size any more (``all``): they are not in it."""
+    """A snapshot, what its reader must know, how many calls have no size and are not in it, and how many processes."""
 
     snapshot: Snapshot
     notes: tuple[str, ...]
     folded: int
-
-
-def from_page(body: bytes, name: str) -> Rebuilt:
-    """What the page of metrics in ``body`` stands for; SourceError, with ``name``, where it says nothing of calls."""
-    found = Findings()
-    series = identified(exposition.parse(body, found), found)
-    if not series:
-        hint = "give the page of a process that exports them, as it does after graphprobe.start_exporter()"
-        raise SourceError(f"{name}: these are metrics, but none of graphprobe's. hint: {hint}")
-    rebuilt = refused_if_folded(rebuild(series), name)
-    broken = [finding for finding in found.all() if finding.rule in UNREAD]
-    notes = [f"{processes(series)} processes are summed"] if processes(series) > 1 else []
-    notes += [f"the page is not whole ({broken[0].what}): see graphprobe check"] if broken else []
-    return rebuilt._replace(notes=(*notes, *rebuilt.notes))
+    processes: int = 1
 
 
 def refused_if_folded(rebuilt: Rebuilt, name: str) -> Rebuilt:
     """``rebuilt``; SourceError, with ``name``, where no call has a size any more."""
     if rebuilt.folded and not any(forward.rows for forward in rebuilt.snapshot.forwards.values()):
-        what = f"all {rebuilt.folded:,} calls were folded into batch_size=all, above {metrics.LIMIT} label sets"
+        why = f"the label batch_size is missing, or it is all, above {metrics.LIMIT} label sets"
+        what = f"none of {rebuilt.folded:,} calls has a size: {why}"
         raise SourceError(f"{name}: {what}. hint: read the exporter's /snapshot, which has exact sizes")
     return rebuilt
 
@@ -90,6 +79,8 @@ class _Books:
         self.folded = 0.0
         self.ranged = 0.0
         self.unreadable = 0
+        self.nameless = 0
+        self.unlisted: set[str] = set()
         self.reasons: set[str] = set()
         self.differing: list[str] = []
 
@@ -98,11 +89,12 @@ class _Books:
         counter = one.metric.kind == "counter"
         if one.part:
             return
-        if not math.isfinite(one.value) or (counter and one.value < 0):
+        if not abs(one.value) <= MOST or (counter and one.value < 0):
             self.unreadable += 1
             return
         labels = tuple(one.labels.values())
         forward, *rest = labels if one.metric.labels[:1] == ("forward",) else ("", *labels)
+        self.nameless += one.metric in CALLS and not forward
         if one.metric is metrics.FORWARD_INFO:
             self.infos[forward].append((one.value, tuple(rest)))
         known, key = self.values[forward][one.metric], tuple(rest)
@@ -114,7 +106,9 @@ class _Books:
         reasons, differing = ", ".join(map(short, sorted(self.reasons))), ", ".join(self.differing)
         found = (
             (self.ranged, f"{round(self.ranged):,} calls have a range for a size, as 65-72: its upper end is taken"),
-            (self.folded, f"{round(self.folded):,} calls have no size any more (batch_size=all), and are left out"),
+            (self.folded, f"{round(self.folded):,} calls have no size (batch_size=all, or none), and are left out"),
+            (self.nameless, f"{self.nameless:,} series of calls are without the label forward, and left out{RENAMED}"),
+            (self.unlisted, f"buckets that cannot be read, and are left out: {', '.join(sorted(self.unlisted))}"),
             (self.unreadable, f"{self.unreadable:,} values that are no numbers or negative are left out"),
             (self.reasons, f"reasons that are none of the contract's count as unknown: {reasons}"),
             (self.differing, f"processes have different buckets, and the list of most of them counts: {differing}"),
@@ -139,7 +133,7 @@ class _Forward:
             captured[bucket] += count if outcome == "ok" else 0
         return ForwardSnapshot(
             self.name,
-            buckets=tuple(sorted({int(part) for part in listed.split(",") if NUMBER.fullmatch(part)})),
+            buckets=self._buckets(listed),
             unit=unit or "rows",
             source=source,
             role=role,
@@ -161,13 +155,24 @@ class _Forward:
         )
 
     def _info(self) -> Labels:
-        """Unit, buckets, backend, source and role: those of most processes, of the newest where values tell age."""
-        told = self.books.infos.get(self.name) or [(1.0, ("rows", "", "", "observe", ""))]
-        newest = max(value for value, _ in told)
-        infos = Counter(labels for value, labels in told if value == newest)
-        if len({labels[1] for labels in infos}) > 1:
+        """Unit, buckets, backend, source and role: those of most processes; a value is how many have them."""
+        infos = Counter[Labels]()
+        for value, labels in self.books.infos.get(self.name) or [(1.0, ("rows", "", "", "observe", ""))]:
+            infos[labels] += round(value)
+        lists = Counter[str]()
+        for labels, count in infos.items():
+            lists[labels[1]] += count
+        if len(lists) > 1:
             self.books.differing.append(short(self.name))
-        return max(infos, key=lambda labels: infos[labels])
+        return max(infos, key=lambda labels: (lists[labels[1]], infos[labels]))
+
+    def _buckets(self, listed: str) -> tuple[int, ...]:
+        """The sizes of a list; none where one of them is no size."""
+        parts = [part.strip() for part in listed.strip(" []()").split(",")] if listed.strip() else []
+        if all(NUMBER.fullmatch(part) for part in parts):
+            return tuple(sorted(set(map(int, parts))))
+        self.books.unlisted.add(short(listed))
+        return ()
 
     def _rows(self) -> tuple[Row, ...]:
         rows = [*self._graph_rows(), *self._eager_rows()]

@@ -20,7 +20,8 @@ from graphprobe.dispatch import EAGER, Decision, Dispatcher
 from graphprobe.errors import SourceError
 from graphprobe.reasons import FallbackReason
 from graphprobe.snapshot import Snapshot
-from graphprobe.tools.advice import Advice
+from graphprobe.tools.advice import EAGER as EAGER_STEPS
+from graphprobe.tools.advice import Advice, Plan
 from graphprobe.tools.arrivals import Request
 from graphprobe.tools.judge import TOLERANCE
 from graphprobe.tools.replays import NAME, Replay, Served, Spread
@@ -82,7 +83,7 @@ class Rehearsal:
     @property
     def shifted(self) -> bool:
         """Whether the proposal's own day takes another time per call than was expected of it."""
-        return abs(_pace(self.proposal) / self.advice.best.seconds - 1) > SHIFT
+        return abs(_pace(self.proposal) / _proposed(self.advice).seconds - 1) > SHIFT
 
     @property
     def verdict(self) -> str:
@@ -112,7 +113,7 @@ class Rehearsal:
         """Plain ASCII lines: both days side by side, and the verdict."""
         lines = [f"the day replayed: {self.now.requests:,} requests, {self.now.tokens:,} tokens", *_grid(self)]
         if self.shifted:
-            expected, own = self.advice.best.seconds * 1e3, _pace(self.proposal) * 1e3
+            expected, own = _proposed(self.advice).seconds * 1e3, _pace(self.proposal) * 1e3
             after = f" after {self.rounds} rounds" if self.rounds > 1 else ""
             lines.append(f"the batches shift{after}: {expected:.4g} ms/call were expected, its own day has {own:.4g}")
         return "\n".join([*lines, self.verdict, *(f"note: {text}" for text in self.notes)])
@@ -127,7 +128,7 @@ def rehearse(day: Day, today: Sequence[int], ask: Callable[[Reading], Advice]) -
     now = day.replayed(today)
     first = tried_on(day, ask(_traffic(now, now.buckets, day.pad)), now)
     tried = [first]
-    while tried[-1].shifted and not first.advice.keep and len(tried) < ROUNDS:
+    while tried[-1].shifted and not (first.advice.keep or first.advice.do == EAGER_STEPS) and len(tried) < ROUNDS:
         tried.append(tried_on(day, ask(_traffic(tried[-1].proposal, now.buckets, day.pad)), now))
     best = _best(tried)
     return replace(best, advice=_settled(best, first), rounds=len(tried))
@@ -136,7 +137,12 @@ def rehearse(day: Day, today: Sequence[int], ask: Callable[[Reading], Advice]) -
 def tried_on(day: Day, advice: Advice, now: Replay | None = None) -> Rehearsal:
     """Advice on any traffic, tried on ``day``; ``now`` is the day with today's list, where that is known already."""
     today = advice.now.buckets if advice.now is not None else ()
-    return Rehearsal(advice, now or day.replayed(today), day.replayed(advice.best.buckets))
+    return Rehearsal(advice, now or day.replayed(today), day.replayed(_proposed(advice).buckets))
+
+
+def _proposed(advice: Advice) -> Plan:
+    """What is tried: the best list, or none where that is the advice."""
+    return advice.plan if advice.do == EAGER_STEPS else advice.best
 
 
 def _best(tried: Sequence[Rehearsal]) -> Rehearsal:
@@ -154,7 +160,7 @@ def _settled(best: Rehearsal, first: Rehearsal) -> Advice:
     return replace(
         best.advice,
         now=before.now,
-        keep=False,
+        do=before.do,
         why=f"{before.why}; the proposal's own day takes {less}",
         gain=None if before.now is None else 1 - best.advice.best.seconds / before.now.seconds,
         confidence=before.confidence,
@@ -170,7 +176,9 @@ def _traffic(day: Replay, today: Sequence[int], pad: bool) -> Reading:
     forward = replace(day, buckets=tuple(today), served=served).snapshot().forwards[NAME]
     whose = "today's list" if day.buckets == today else "the list proposed before"
     return Reading(
-        Snapshot({NAME: replace(forward, times={})}), notes=(f"the traffic is a replay of the day with {whose}",)
+        Snapshot({NAME: replace(forward, times={})}),
+        kind="simulated",
+        notes=(f"the traffic is a replay of the day with {whose}",),
     )
 
 

@@ -6,18 +6,21 @@ from collections.abc import Iterator
 
 from graphprobe.buckets import Buckets
 from graphprobe.tools.advice import Plan
-from graphprobe.tools.candidates import pace
+from graphprobe.tools.candidates import MOST, pace
 from graphprobe.tools.case import Case
 from graphprobe.tools.optimum import Problem
 from graphprobe.tools.speculative import spans
 from graphprobe.tools.table import percent
 from graphprobe.tools.use import Use
 
+PADS = {"graphprobe": "pad=...", "tensorrt-llm": "enable_padding", "sglang": "no --disable-cuda-graph-padding"}
+"""How padding is switched on."""
+
 APART = 0.02
 """Difference between the hit rate that was seen and the one that today's list should give, from which it is told."""
 
 
-def notes(case: Case, problem: Problem, now: Plan | None, gap: float) -> Iterator[str]:
+def notes(case: Case, problem: Problem, now: Plan | None, best: Plan, gap: float) -> Iterator[str]:
     """What a reader of the answer should know; ``gap`` is that of the advice."""
     seen, top = case.seen, problem.candidates[-1]
     if gap > 0:
@@ -26,9 +29,8 @@ def notes(case: Case, problem: Problem, now: Plan | None, gap: float) -> Iterato
     yield from _beyond(case, top)
     if now is not None:
         yield from _today(case, now)
-    if case.question.assumed:
-        kind = "a larger bucket serves a smaller batch" if case.pads else "only a bucket of its own size serves a batch"
-        yield f"no call tells how buckets are chosen: it is assumed that {kind} (pad={not case.pads} is the other way)"
+    if not case.pads:
+        yield from _exactly(case, now or best)
     if seen.partly:
         share = percent(seen.partly / sum(seen.hits.values()))
         yield f"{share} of the graph calls were piecewise or breakable: only a part of those is a graph"
@@ -68,10 +70,18 @@ def _today(case: Case, now: Plan) -> Iterator[str]:
         yield f"captured and never replayed in {seen.total:,} calls: {spans(idle)}{_holds(case, now, idle)}"
     if seen.hit_rate is not None and abs(seen.hit_rate - now.hit_rate) > APART:
         yield f"the hit rate was {percent(seen.hit_rate)}; with all of today's list captured: {percent(now.hit_rate)}"
-    if not case.pads and case.question.rule.engine == "graphprobe":
-        padded = case.padded().plan(now.buckets)
+
+
+def _exactly(case: Case, plan: Plan) -> Iterator[str]:
+    """What exact dispatch leaves to eager calls, with today's list or, where it is not known, the best one."""
+    left = [n for n in case.sizes if n not in plan.buckets and case.question.rule.allows(n)]
+    if plan.graphs >= MOST and left and case.question.max_buckets is None:
+        eagerly = f"{len(left):,} other sizes that were seen run eagerly"
+        yield f"no more than {MOST} graphs are proposed where no number is asked for: {eagerly} (see max_buckets)"
+    if plan.hit_rate < 1 and (name := PADS.get(case.question.rule.engine)):
+        padded = case.padded().plan(plan.buckets)
         gives = f"hit rate {percent(padded.hit_rate)}, {padded.seconds * 1e3:.4g} ms per call"
-        yield f"the same list with padding (pad=...): {gives}"
+        yield f"{'the same list' if plan.graphs > 1 else 'the same bucket'} with padding ({name}): {gives}"
 
 
 def _holds(case: Case, now: Plan, idle: list[int]) -> str:
@@ -103,8 +113,9 @@ def warnings(case: Case, problem: Problem, now: Plan | None, best: Plan) -> Iter
         yield f"{share} of the calls run eagerly whatever is captured: {why}"
     for reason, n in seen.off.items():
         yield f"{n:,} calls ran eagerly as {reason.meaning}: the figures are for when that is not so"
-    if best.seconds > case.eagerly and not case.steps.guessed:
-        yield f"without any graph a call would take {case.eagerly * 1e3:.4g} ms, less than with the best list"
+    if rule.engine == "vllm" and rule.largest is not None and best.buckets[-1] != rule.largest:
+        limit = f"max_cudagraph_capture_size {rule.largest}"
+        yield f"vLLM refuses to start with this list beside {limit}, which is not its largest size: leave that out"
     if case.pads:
         lists = {"today's list": now, "the best list": best}
         yield from (trap for name, plan in lists.items() if plan and (trap := _trap(case, problem, name, plan)))

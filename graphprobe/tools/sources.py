@@ -51,14 +51,15 @@ class Reading:
     """What a source says.
 
     ``snapshot`` is all of it, ``windows`` the same in parts of time, the oldest first; none where the source knows no
-    time. ``kind`` is ``snapshot``, ``metrics``, ``prometheus``, ``sizes``, ``vllm`` or ``sglang``. ``notes`` are what a
-    reader of the numbers must know, one sentence each.
+    time. ``kind`` is ``snapshot``, ``metrics``, ``prometheus``, ``sizes``, ``vllm``, ``sglang`` or ``simulated``.
+    ``notes`` are what a reader of the numbers must know, one sentence each. ``processes`` are how many were summed.
     """
 
     snapshot: Snapshot
     windows: tuple[Snapshot, ...] = ()
     kind: str = "snapshot"
     notes: tuple[str, ...] = ()
+    processes: int = 1
 
 
 def read(source: Source = None, *, timeout: float = 5.0) -> Snapshot:
@@ -91,7 +92,7 @@ def reading(
         from graphprobe.tools import prometheus
 
         history = prometheus.read(name, prometheus.span(window, end, parts), match, timeout)
-        return Reading(history.snapshot, history.windows, "prometheus", history.notes)
+        return Reading(history.snapshot, history.windows, "prometheus", history.notes, history.processes)
     if end is not None or match:
         given = "match" if match else "end"
         raise ConfigError(f"{given} without a window of time", "window=3600 is the last hour of a Prometheus server")
@@ -145,10 +146,10 @@ def _told(body: bytes, name: str, parts: int) -> Reading:
         return Reading(_snapshot(text, name))
     if OURS.search(text):
         # It imports prometheus_client, which an engine must import first (see export/multiprocess.py).
-        from graphprobe.tools import rebuild
+        from graphprobe.tools.page import from_page
 
-        page = rebuild.from_page(text, name)
-        return Reading(page.snapshot, kind="metrics", notes=page.notes)
+        page = from_page(text, name)
+        return Reading(page.snapshot, kind="metrics", notes=page.notes, processes=page.processes)
     told = logs.read(text, name, parts) if log else sizes.read(text, name, parts)
     if told is None:
         raise SourceError(f"{name}: {_strange(text)}")

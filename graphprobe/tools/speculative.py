@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from graphprobe.buckets import MAX_BUCKETS, Buckets, as_max_batch, as_size, decode_buckets
-from graphprobe.tools.engines import ENGINE, REFUSES, Rule, line, rule
+from graphprobe.tools.engines import ENGINE, REFUSES, Rule, rule
+from graphprobe.tools.paste import line
 
 SPANS = 12
 """Runs of sizes that are named in one place."""
@@ -53,6 +54,11 @@ class Coverage:
         return self.starts and not self.uncovered
 
     @property
+    def made(self) -> dict[int, int | None]:
+        """What became of each size of the list: the size of its decode graph, None where there is none."""
+        return {n: _graph(self.rule, self.captured, n) for n in self.given}
+
+    @property
     def pads(self) -> bool:
         """Whether ``proposal`` is for padded dispatch."""
         return self.rule.pads or len(self.needed) > MAX_BUCKETS
@@ -73,10 +79,13 @@ class Coverage:
         lines = [
             f"{self.rule.engine}, up to {self.max_seqs} requests{each}: steps of {spans(self.needed)} {self.rule.unit}",
             f"captured: {spans(self.captured) or 'nothing'}",
+            *([f"of the list: {moved}"] if (moved := _moved(self)) else []),
             f"without a graph: {spans(self.uncovered) or 'no step'}",
             *(f"warning: {text}" for text in self.warnings),
         ]
-        return "\n".join(lines if not self.uncovered else [*lines, *self.line.splitlines()[1:]])
+        if self.uncovered and self.proposal:
+            lines.append(f"captures {'the others' if _left(self) else 'them'}: {self.line}")
+        return "\n".join(lines)
 
 
 def check(
@@ -175,6 +184,23 @@ def _cover(found: Coverage, whole: Rule) -> list[int]:
     return sorted(n for n in sizes if n)
 
 
+def _left(found: Coverage) -> list[int]:
+    """Steps without a graph that ``proposal`` does not cover either."""
+    covering = replace(found.rule, pads=found.pads)
+    return [n for n in found.uncovered if _server(covering, found.proposal, n) is None]
+
+
+def _moved(found: Coverage) -> str:
+    """Where the sizes of the list are that are not captured as they stand, and which graphs are none of them."""
+    made = found.made
+    rounded = {graph: [n for n in found.given if made[n] == graph != n] for graph in found.captured}
+    none, more = [n for n in found.given if made[n] is None], [n for n in found.captured if n not in made.values()]
+    parts = [f"{spans(sizes)} rounded up to {graph}" for graph, sizes in rounded.items() if sizes]
+    parts += [f"no decode graph of {spans(none)}"] if none else []
+    parts += [f"{spans(more)} captured beside it"] if more else []
+    return "; ".join(parts)
+
+
 def _warnings(found: Coverage, whole: Rule, largest: int | None) -> Iterator[str]:
     engine, top = whole.engine, found.largest_needed
     if largest is not None and engine == "vllm" and largest != found.given[-1]:
@@ -185,18 +211,15 @@ def _warnings(found: Coverage, whole: Rule, largest: int | None) -> Iterator[str
     if largest is not None and largest < top:
         yield f"the limit of {largest} {whole.unit} is below the largest step, {top}: raise it, or leave it out"
     if not found.captured:
-        yield f"{engine} captures no decode graph of {spans(found.given)}: {ENGINE[engine].without}"
+        why = f" ({'; '.join(found.rule.why)})" if found.rule.why else ""
+        yield f"{engine} captures no decode graph of {spans(found.given)}{why}: {ENGINE[engine].without}"
     yield from _unused(found)
     if not found.uncovered:
         return
     if found.captured:
         yield from _missed(found)
-    covering = replace(whole, pads=found.pads)
-    left = [n for n in found.uncovered if _server(covering, found.proposal, n) is None]
-    if left:
+    if left := _left(found):
         yield f"no list covers {spans(left)}: {'; '.join(whole.why)}"
-    if found.proposal:
-        yield f"what covers {'the others' if left else 'them'}: {found.line.splitlines()[0]}"
 
 
 def _unused(found: Coverage) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -10,6 +9,7 @@ from graphprobe.buckets import MAX_BUCKET, Buckets
 from graphprobe.errors import ConfigError, SourceError
 from graphprobe.reasons import FallbackReason
 from graphprobe.snapshot import ForwardSnapshot, Row, Times
+from graphprobe.tools.rows import by_reason, by_size, hit_rate, hits, mean_size
 from graphprobe.tools.sources import Reading
 from graphprobe.tools.table import literal
 
@@ -40,11 +40,12 @@ WHOLE = ("", "full")
 class Traffic:
     """Calls of one forward, without prefill.
 
-    ``calls`` are those that a graph of their size could serve, ``windows`` the same in parts of time, the oldest first
-    (none where the source knows no time). ``stuck`` are counted calls that run eagerly with any list, ``off`` those of
-    ``calls`` during which graphs were off. ``hits`` are graph calls by bucket, ``partly`` those of a graph that covers
-    only a part. ``graph`` and ``eager`` are seconds by size, as measured; an eager time stands at the mean size of what
-    ran eagerly. ``pads`` is None where nothing tells.
+    ``calls`` are those that a graph of their size could serve, ``windows`` the same in parts of time, the oldest
+    first (none where the source knows no time). ``stuck`` are counted calls that run eagerly with any list, ``off``
+    those of ``calls`` during which graphs were off, ``warming`` how many of them were of the warm-up. ``hits`` are
+    graph calls by bucket, ``partly`` those of a graph that covers only a part. ``graph`` and ``eager`` are seconds
+    by size, as measured; an eager time stands at the mean size of what ran eagerly. ``pads`` is None where nothing
+    tells. ``processes`` are how many were summed: ranks of one engine count the same steps.
     """
 
     forward: str
@@ -58,6 +59,8 @@ class Traffic:
     hits: Mapping[int, int] = field(default_factory=dict)
     partly: int = 0
     hit_rate: float | None = None
+    warming: int = 0
+    processes: int = 1
     pads: bool | None = None
     graph: Mapping[int, Times] = field(default_factory=dict)
     eager: Mapping[int, Times] = field(default_factory=dict)
@@ -102,13 +105,13 @@ def traffic(reading: Reading, forward: str | None = None, phase: str | None = No
     for name, given in (("forward", forward), ("phase", phase)):
         if given is not None and not isinstance(given, str):
             raise ConfigError(f"{name} must be a name, got {given!r}")
-    chosen = _forward(reading.snapshot.forwards, forward)
+    chosen = _forward(reading, forward)
     rows = _rows(chosen, phase)
     pads = _pads(rows)
     servable, stuck = _sorted(rows, chosen, pads)
-    calls = _by_size(servable)
+    calls = by_size(servable)
     if not calls:
-        raise SourceError(f"{literal(chosen.name)}: {_nothing(chosen, stuck, phase)}")
+        raise SourceError(f"{literal(chosen.name)}: {_nothing(chosen, stuck, phase)}{_noted(reading)}")
     if max(calls) > MAX_BUCKET:
         what = f"a call of {max(calls):,} {literal(chosen.unit)}, and no bucket may be above {MAX_BUCKET:,}"
         raise SourceError(f"{literal(chosen.name)}: {what}. hint: are sizes bytes, or tokens of whole prompts?")
@@ -119,29 +122,38 @@ def traffic(reading: Reading, forward: str | None = None, phase: str | None = No
         chosen.unit,
         chosen.buckets,
         calls,
-        tuple(_by_size(_sorted(_rows(part, phase), chosen, pads)[0]) for part in parts),
-        _by_size(stuck),
-        _by_reason(stuck),
-        _by_reason([row for row in rows if row.reason in OFF]),
-        _hits(rows),
+        tuple(by_size(_sorted(_rows(part, phase), chosen, pads)[0]) for part in parts),
+        by_size(stuck),
+        by_reason(stuck),
+        by_reason([row for row in rows if row.reason in OFF]),
+        hits(rows),
         sum(row.calls for row in rows if row.path == "graph" and row.mode not in WHOLE),
-        _hit_rate(rows) if reading.kind != "sizes" else None,
+        hit_rate(rows) if reading.kind != "sizes" else None,
+        sum(row.calls for row in rows if row.reason is FallbackReason.WARMUP),
+        reading.processes,
         pads,
         _graph_times(chosen, phase),
-        {_mean_size(rows): eager} if eager else {},
+        {mean_size(rows): eager} if eager else {},
         chosen.capture_seconds,
         {n: max(0, grown) for n, grown in chosen.pool_growth.items()},
         reading.notes,
     )
 
 
-def _forward(forwards: Mapping[str, ForwardSnapshot], name: str | None) -> ForwardSnapshot:
+def _noted(reading: Reading) -> str:
+    """What the source's reader must know, which may be why there is nothing."""
+    return f" ({'; '.join(reading.notes)})" if reading.notes else ""
+
+
+def _forward(reading: Reading, name: str | None) -> ForwardSnapshot:
+    forwards = reading.snapshot.forwards
     if name is not None:
         if name not in forwards:
             raise ConfigError(f"there is no forward {name!r}", f"there are: {_names(forwards.values()) or 'none'}")
         return forwards[name]
     if not forwards:
-        raise SourceError("no forward is in the source. hint: decorate one with capture, or call observe")
+        what = "no forward is in the source. hint: decorate one with capture, or call observe"
+        raise SourceError(f"{what}{_noted(reading)}")
     busy = [forward for forward in forwards.values() if forward.rows]
     if len(busy) > 1:
         raise ConfigError(f"{len(busy)} forwards have calls", f"name one of: {_names(busy)}")
@@ -191,35 +203,6 @@ def _pads(rows: Iterable[Row]) -> bool | None:
     return False if any(row.reason is FallbackReason.NO_EXACT_BUCKET for row in rows) else None
 
 
-def _by_size(rows: Iterable[Row]) -> dict[int, int]:
-    found: Counter[int] = Counter()
-    for row in rows:
-        found[row.batch_size] += row.calls
-    return dict(found)
-
-
-def _by_reason(rows: Iterable[Row]) -> dict[FallbackReason, int]:
-    found: Counter[FallbackReason] = Counter()
-    for row in rows:
-        if row.reason is not None:
-            found[row.reason] += row.calls
-    return dict(found)
-
-
-def _hits(rows: Iterable[Row]) -> dict[int, int]:
-    found: Counter[int] = Counter()
-    for row in rows:
-        if row.path == "graph" and row.bucket is not None:
-            found[row.bucket] += row.calls
-    return dict(found)
-
-
-def _hit_rate(rows: Iterable[Row]) -> float | None:
-    counted = [row for row in rows if row.reason is None or row.reason.counted]
-    graph = sum(row.calls for row in counted if row.path == "graph")
-    return graph / sum(row.calls for row in counted) if counted else None
-
-
 def _below(calls: Mapping[int, int], most: int) -> dict[int, int]:
     return {size: n for size, n in calls.items() if size <= most}
 
@@ -238,15 +221,10 @@ def _merged(times: Iterable[Times]) -> Times | None:
     return Times(count, total, ()) if count > 0 and total > 0 else None
 
 
-def _mean_size(rows: Iterable[Row]) -> int:
-    eager = [(row.batch_size, row.calls) for row in rows if row.path == "eager"]
-    return round(sum(size * n for size, n in eager) / sum(n for _, n in eager)) if eager else 1
-
-
 def _nothing(forward: ForwardSnapshot, stuck: Iterable[Row], phase: str | None) -> str:
     if not forward.rows:
         return "no calls yet. hint: run it under load, then ask again"
-    if why := _by_reason(stuck):
+    if why := by_reason(stuck):
         named = ", ".join(f"{n:,} {reason}" for reason, n in why.items())
         return f"no list of buckets would have served its calls: {named}. hint: see what each of these reasons means"
     kind = "calls but prefill" if phase is None else f"calls of phase {literal(phase)}"

@@ -1,0 +1,38 @@
+"""A page of metrics -> the snapshot that it stands for."""
+
+from __future__ import annotations
+
+from graphprobe.errors import SourceError
+from graphprobe.tools import exposition
+from graphprobe.tools.findings import Findings, short
+from graphprobe.tools.rebuild import Rebuilt, rebuild, refused_if_folded
+from graphprobe.tools.series import identified, processes
+
+UNREAD = ("syntax", "encoding", "too-long")
+"""Findings after which the numbers may not be all, or not be right."""
+
+
+def from_page(body: bytes, name: str) -> Rebuilt:
+    """What the page of metrics in ``body`` stands for; SourceError, with ``name``, where it says nothing of calls."""
+    found = Findings()
+    series = identified(exposition.parse(body, found), found)
+    if not series:
+        hint = "give the page of a process that exports them, as it does after graphprobe.start_exporter()"
+        raise SourceError(f"{name}: these are metrics, but none of graphprobe's. hint: {hint}")
+    once = {(one.metric, one.part, tuple(sorted(one.written.items()))): one for one in series}
+    rebuilt = refused_if_folded(rebuild(once.values()), name)
+    summed = processes(series)
+    told = _notes(found, summed, len(series) - len(once))
+    return rebuilt._replace(notes=(*told, *rebuilt.notes), processes=summed)
+
+
+def _notes(found: Findings, summed: int, twice: int) -> list[str]:
+    broken = [finding.what for finding in found.all() if finding.rule in UNREAD]
+    strange = dict.fromkeys(short(finding.metric) for finding in found.all() if finding.rule == "unknown-metric")
+    told = (
+        (summed > 1, f"{summed} processes are summed"),
+        (twice > 0, f"{twice:,} series are there twice, and the last of each counts"),
+        (bool(strange), f"names that are none of the contract's: {', '.join(strange)}; are its suffixes kept?"),
+        (bool(broken), f"the page is not whole ({''.join(broken[:1])}): see graphprobe check"),
+    )
+    return [note for happened, note in told if happened]
