@@ -333,6 +333,16 @@ def test_below_a_thousand_calls_nothing_is_changed(calls: int, keep: bool) -> No
     assert 3 in found.best.buckets
 
 
+@pytest.mark.parametrize("pad", [True, False], ids=["padded", "exact"])
+def test_how_sure_it_is_does_not_hang_on_where_sizes_begin(pad: bool) -> None:
+    """32 sizes of about a thousand calls each: whether they fill stretches of a thousand exactly is an accident."""
+    sure = [
+        advise(dispatched(dict.fromkeys(range(1, 33), n), [1, 32], pad), pad=pad, **TIMED).confidence
+        for n in (900, 1000, 1100)
+    ]
+    assert min(sure) > 0.9
+
+
 def test_a_gain_that_is_not_sure_is_no_reason_to_change() -> None:
     """Four bursts, each of another size: a list that serves these four may serve none of the next."""
     found = advise(dispatched({3: 500, 7: 500, 11: 500, 19: 500}, [1, 2, 4, 8, 16, 32], False), **TIMED)
@@ -589,7 +599,7 @@ def test_ranks_that_count_the_same_steps_make_nothing_surer(windows: int) -> Non
     wide = [{size: 8 * n for size, n in part.items()} for part in parts]
     summed = dispatched({3: 2400, 5: 2400, 9: 1600}, [1, 2, 4, 8, 16], True)
     eight = windowed(wide, [1, 2, 4, 8, 16], True) if windows else Reading(summed)
-    eight = replace(eight, processes=8)
+    eight = replace(eight, processes={"decode": 8})
     steep = {"times": {1: 1e-3, 16: 16e-3}, "eager_times": {1: 30e-3}}
     found, ranks = advise(one, **steep), advise(eight, **steep)
     assert (found.do, found.confidence) == (ranks.do, pytest.approx(ranks.confidence))
@@ -679,3 +689,49 @@ def test_the_best_list_has_no_trap_where_its_number_is_free() -> None:
     found = advise(dispatched(calls, [4, 8, 16], True), times={1: 9e-3, 256: 60e-3}, max_batch=256)
     assert not any("with the best list" in text for text in found.warnings)
     assert found.best.buckets[-1] == 256
+
+
+# -- what a second look found ------------------------------------------------------------------------------------------
+
+
+def test_prices_count_where_graphs_are_held_against_eager_steps() -> None:
+    """Graphs save 2 ms of 11 and their captures cost ten: then none is the answer."""
+    found = advise(
+        dispatched({3: 5000, 7: 2000}, [1, 2, 4, 8], True),
+        times={1: 9e-3, 16: 10e-3},
+        eager_times={1: 11e-3},
+        capture_seconds=12,
+        calls_per_start=1000,
+    )
+    assert ("eager", ()) == (found.do, found.buckets)
+
+
+def test_a_list_that_breaks_a_limit_is_no_alternative_to_eager_steps() -> None:
+    """The one graph that may be takes 40 ms and an eager step 30: today's five graphs are not allowed."""
+    found = advise(
+        dispatched({3: 5000, 64: 10}, [4, 8, 64], True),
+        max_buckets=1,
+        times={1: 9e-3, 64: 40e-3},
+        eager_times={1: 30e-3},
+    )
+    assert ("eager", ()) == (found.do, found.buckets)
+
+
+def test_the_cap_is_that_of_the_best_list_whatever_todays_is() -> None:
+    """A hundred sizes and one graph today: 64 are proposed. With 70 graphs today two that fit need no such note."""
+    eager = {(n, "no_exact_bucket"): 500 for n in range(2, 101)}
+    capped = advise(seen({(1, 1): 500}, eager, [1]), max_batch=100, **TIMED)
+    assert any("no more than 64 graphs are proposed" in note for note in capped.notes)
+    many = advise(dispatched({70: 9000, 75: 9000}, range(1, 71), False), pad=False, **TIMED)
+    assert not any("graphs are proposed" in note for note in many.notes)
+
+
+def test_a_limit_that_an_engine_always_captures_is_in_todays_list() -> None:
+    """LMDeploy has a graph of its largest batch, whichever way that is said."""
+    calls = dispatched({3: 5000, 8: 5000}, [1, 2, 4, 8], True)
+    found = [
+        advise(calls, engine="lmdeploy", buckets=[1, 2, 4, 8], **said, **TIMED)
+        for said in ({"max_seqs": 64}, {"largest": 64}, {"max_batch": 64})
+    ]
+    assert {(1, 2, 4, 8, 64)} == {one.now.buckets for one in found if one.now}
+    assert 1 == len({one.do for one in found})

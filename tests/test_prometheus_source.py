@@ -220,7 +220,7 @@ def test_the_list_after_a_restart_is_todays_however_late_it_was(past: Past) -> N
 def test_the_list_of_most_processes_is_todays(past: Past) -> None:
     """Of eight, one has another list."""
     found = past.read("vote")
-    assert (8, (1, 2, 4)) == (found.processes, found.snapshot.forwards["decode"].buckets)
+    assert ({"decode": 8}, (1, 2, 4)) == (found.processes, found.snapshot.forwards["decode"].buckets)
     assert any("different buckets" in note for note in found.notes)
 
 
@@ -341,11 +341,9 @@ def test_what_is_asked(server: Server) -> None:
     assert [{(3, "unknown"): 5}] * 4 == [calls(window, "f") for window in found.windows]
     queries = [{name: value[0] for name, value in parse_qs(urlsplit(path).query).items()} for path in asked]
     assert {"/prefix/api/v1/query_range"} == {urlsplit(path).path for path in asked}
-    # Five scrapes in a part: for the newest list of buckets, parts of two.
     assert {"1000000000.500"} == {q["end"] for q in queries}
-    assert {("900.000", "999997300.500"), ("3600.000", "1000000000.500"), ("360.000", "999996760.500")} == {
-        (q["step"], q["start"]) for q in queries
-    }
+    wanted = {("900.000", "999997300.500"), ("3600.000", "1000000000.500")}
+    assert wanted == {(q["step"], q["start"]) for q in queries}
     increase = 'increase(graphprobe_eager_calls_total{a="é b"}[900000ms])'
     wanted = f"sum by (forward, phase, batch_size, reason) ({increase} >= 0)"
     assert wanted in {q["query"] for q in queries}

@@ -271,3 +271,17 @@ def test_a_public_trace(today: tuple[int, ...]) -> None:
     whole = busy.replayed(range(1, 257)).seconds_per_call or 0
     assert (tried.proposal.seconds_per_call or 0) < 1.02 * whole
     assert tried.gain > 0.4
+
+
+def test_a_later_round_that_finds_graphs_slower_says_so() -> None:
+    """The first list brings batches at which an eager step is faster: what is pasted is what was tried."""
+    slow = replace(day(), steps=Steps(Curve(GRAPH), Curve({1: 2e-3, 101: 3e-3}), floored=False))
+    answers = iter([{"do": "change"}, {"do": "eager", "eager_seconds": 2e-3}, {"do": "eager", "eager_seconds": 2e-3}])
+
+    def ask(seen: Reading) -> Advice:
+        return replace(asking([100])(seen), best=plan((60, 100)), why="it is better", **next(answers))
+
+    tried = rehearse(slow, [100], ask)
+    assert ("eager", (), ()) == (tried.advice.do, tried.advice.buckets, tried.proposal.buckets)
+    assert tried.gain > 0.5
+    assert "run without graphs" in str(tried.advice)

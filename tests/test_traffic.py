@@ -271,3 +271,14 @@ def test_padded_and_exact_dispatch_give_back_the_calls_that_went_in() -> None:
     calls = {1: 3, 5: 2, 9: 7, 30: 1}
     for pad in (True, False):
         assert calls == of(dispatched(calls, (4, 8, 16), pad)).calls
+
+
+def test_what_is_left_out_is_left_out_everywhere() -> None:
+    """Warm-up, piecewise graphs and other reasons of sizes that no decode step has are not its own."""
+    graph = [
+        Row(4, "graph", 8, None, 5000, 0, "decode", "full"),
+        Row(300, "graph", 512, None, 5000, 0, "decode", "piecewise"),
+    ]
+    eager = [Row(2048, "eager", None, FallbackReason.WARMUP, 6000), Row(900, "eager", None, FallbackReason.ADAPTER, 70)]
+    found = traffic(Reading(seen(buckets=(8, 512), rows=(*graph, *eager)))).up_to(8, "why")
+    assert (5000, 0, 0, {}, {}) == (found.total, found.partly, found.warming, found.stuck, found.stuck_why)

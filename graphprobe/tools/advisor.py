@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from graphprobe.buckets import MAX_BUCKETS, Buckets, as_max_batch, as_size
 from graphprobe.errors import ConfigError
@@ -72,13 +73,13 @@ def advise(
     seen = traffic(reading, forward, phase)
     kind = _engine(seen.forward) if engine is None else engine
     told = seen.pads if pad is None and _may_choose(kind) else pad
-    limits = rule(kind, spec_tokens=spec_tokens, tensor_parallel=tensor_parallel, largest=largest, pad=told)
+    bounded = partial(rule, kind, spec_tokens=spec_tokens, tensor_parallel=tensor_parallel, pad=told)
+    limits = bounded(largest=largest)
+    declared = _declared(limits, max_batch, max_seqs, spec_tokens)
+    if limits.above == "always":
+        limits = bounded(largest=_one_limit(kind, limits.largest, declared))
     given = None if buckets is None else Buckets(buckets).sizes
     today = _today(limits, given, seen.buckets)
-    declared = _declared(limits, max_batch, max_seqs, spec_tokens)
-    if limits.above == "always" and None not in (limits.largest, declared) and limits.largest != declared:
-        what = f"{kind} captures its limit, the largest batch that it takes; {limits.largest} and {declared} are two"
-        raise ConfigError(what, "leave one of them out")
     if max_batch is None and reading.kind != "simulated":
         seen = _decode_steps(seen, limits, today, declared)
     question = Question(
@@ -146,6 +147,14 @@ def _decode_steps(seen: Traffic, limits: Rule, today: tuple[int, ...], declared:
         return seen.up_to(declared, f"no decode step has more than {declared:,}, so these hold prompts")
     most = max([ENGINE[limits.engine].ceiling, *today])
     return seen.up_to(most, "they are taken for steps with prompts; where they are none, declare max_seqs")
+
+
+def _one_limit(kind: str, largest: int | None, declared: int | None) -> int | None:
+    """The limit of an engine that captures it whatever it is told: its largest batch."""
+    if largest is not None and declared is not None and largest != declared:
+        what = f"{kind} captures its limit, the largest batch that it takes; {largest} and {declared} are two"
+        raise ConfigError(what, "leave one of them out")
+    return declared if largest is None else largest
 
 
 def _declared(limits: Rule, max_batch: int | None, max_seqs: int | None, spec_tokens: int) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import NormalDist
+from statistics import NormalDist, fmean, pstdev
 from typing import NamedTuple
 
 from graphprobe.tools.candidates import price, problem
@@ -26,6 +26,9 @@ size was 62 to 4,915 calls, on half of them below 530 (docs/advise.md).
 
 STRETCHES = 4
 """Least number of stretches of calls, however few there are: two for each half."""
+
+CUTS = 4
+"""Ways to cut the calls into stretches, each further on by a part of one: where sizes begin is an accident."""
 
 APART = 4 * ALIKE
 """Calls of a window from which on it says little of the next one; shorter ones are put together."""
@@ -53,13 +56,22 @@ def estimate(case: Case, now: Sequence[int], best: Sequence[int]) -> Estimate:
     """What lists such as ``best`` save on traffic that they were not made for, where ``now`` is today's list."""
     parts = apart(case.seen.windows, case.seen.processes)
     if len(parts) < LEAST_WINDOWS:
-        halves = _stretches(case.seen.calls, ALIKE * case.seen.processes)
-        trials = _trials(case, now, best, halves)
-        sums = [trial.sums(half) for trial, half in zip(trials, halves, strict=True)]
-        whole = _Sums(*map(sum, zip(*sums, strict=True)))
-        return Estimate(whole.saved / whole.spent, _independent(whole, trials, halves, ALIKE * case.seen.processes))
+        alike = ALIKE * case.seen.processes
+        # Of fewer, a stretch cut in two would be in both halves.
+        cuts = CUTS if case.seen.total >= STRETCHES * alike else 1
+        found = [_halved(case, now, best, _stretches(case.seen.calls, alike, n / cuts), alike) for n in range(cuts)]
+        gains = [one.gain for one in found]
+        return Estimate(fmean(gains), math.hypot(fmean(one.error for one in found), pstdev(gains)))
     trials = _trials(case, now, best, [_together(parts[0::2]), _together(parts[1::2])])
     return _jackknife([trials[i % 2].sums(part) for i, part in enumerate(parts)])
+
+
+def _halved(case: Case, now: Sequence[int], best: Sequence[int], halves: tuple[Calls, Calls], alike: int) -> Estimate:
+    """What lists that are each made for one half save on the other."""
+    trials = _trials(case, now, best, halves)
+    sums = [trial.sums(half) for trial, half in zip(trials, halves, strict=True)]
+    whole = _Sums(*map(sum, zip(*sums, strict=True)))
+    return Estimate(whole.saved / whole.spent, _independent(whole, trials, halves, alike))
 
 
 def apart(windows: Iterable[Calls], processes: int = 1) -> list[Calls]:
@@ -86,11 +98,11 @@ def _together(parts: Iterable[Calls]) -> Calls:
     return found
 
 
-def _stretches(calls: Calls, alike: int) -> tuple[Calls, Calls]:
-    """The calls by size in stretches of ``alike``, each second one in the other half."""
+def _stretches(calls: Calls, alike: int, cut: float) -> tuple[Calls, Calls]:
+    """The calls by size in stretches of ``alike``, each second one in the other half; ``cut`` of the first is gone."""
     length = min(alike, -(-sum(calls.values()) // STRETCHES))
     halves: tuple[dict[int, int], dict[int, int]] = ({}, {})
-    begin = 0
+    begin = round(cut * length)
     for size in sorted(calls):
         end = begin + calls[size]
         first = _first(end, length) - _first(begin, length)

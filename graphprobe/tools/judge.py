@@ -170,10 +170,14 @@ def _too_dear(problem: Problem, held: Sequence[Limit]) -> str:
 
 
 def _costs(case: Case, problem: Problem, best: Plan, do: str) -> Iterator[str]:
-    """Where the best list is slower than no graph, and what the limits cost where it is more than the least gain."""
+    """What must be known of the best list before it is taken, and what the limits cost."""
     question = case.question
     if best.seconds > case.eagerly and not case.steps.guessed and do != EAGER:
         yield f"without any graph a call would take {case.eagerly * 1e3:.4g} ms, less than with the best list"
+    largest = question.rule.largest
+    if question.rule.engine == "vllm" and largest not in (None, best.buckets[-1]) and do != EAGER:
+        limit = f"max_cudagraph_capture_size {largest}"
+        yield f"vLLM refuses to start with this list beside {limit}, which is not its largest size: leave that out"
     if question.priced or not limits(question):
         return
     free = case.plan(_fewest(case, frontier(problem, MOST) or frontier(problem.free(), MOST)).buckets)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
+from graphprobe import metrics
 from graphprobe.errors import SourceError
 from graphprobe.tools import exposition
 from graphprobe.tools.findings import Findings, short
 from graphprobe.tools.rebuild import Rebuilt, rebuild, refused_if_folded
-from graphprobe.tools.series import identified, processes
+from graphprobe.tools.series import Series, identified, processes
 
 UNREAD = ("syntax", "encoding", "too-long")
 """Findings after which the numbers may not be all, or not be right."""
@@ -23,7 +27,14 @@ def from_page(body: bytes, name: str) -> Rebuilt:
     rebuilt = refused_if_folded(rebuild(once.values()), name)
     summed = processes(series)
     told = _notes(found, summed, len(series) - len(once))
-    return rebuilt._replace(notes=(*told, *rebuilt.notes), processes=summed)
+    return rebuilt._replace(notes=(*told, *rebuilt.notes), processes=_by_forward(once.values(), summed))
+
+
+def _by_forward(series: Iterable[Series], summed: int) -> dict[str, int]:
+    """How many processes have each forward; all where no info tells."""
+    infos = Counter(one.labels["forward"] for one in series if one.metric is metrics.FORWARD_INFO)
+    names = {one.labels["forward"] for one in series if "forward" in one.labels}
+    return {name: infos[name] or summed for name in names}
 
 
 def _notes(found: Findings, summed: int, twice: int) -> list[str]:

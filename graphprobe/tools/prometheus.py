@@ -11,7 +11,7 @@ import json
 import math
 import time
 import urllib.error
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from graphprobe.metrics import Metric
 from graphprobe.snapshot import Snapshot
 from graphprobe.tools.fetch import seconds
 from graphprobe.tools.findings import short
+from graphprobe.tools.infos import newest
 from graphprobe.tools.rebuild import rebuild, refused_if_folded
 from graphprobe.tools.series import Series
 from graphprobe.tools.web import Wanted, ask, http_url, opener, read_all
@@ -36,6 +37,9 @@ PARTS = 1000
 
 LONGEST = 10 * 365 * 86_400.0
 """Longest window, in seconds."""
+
+LOOKS = 200
+"""Looks at an info in a part."""
 
 SCRAPES = 4
 """Fewest scrapes in a part: increase() of two or three would guess much of it."""
@@ -101,7 +105,7 @@ class History(NamedTuple):
     snapshot: Snapshot
     windows: tuple[Snapshot, ...]
     notes: tuple[str, ...]
-    processes: int
+    processes: Mapping[str, int]
 
 
 def read(url: str, asked: Span, match: str, timeout: float) -> History:
@@ -113,15 +117,14 @@ def read(url: str, asked: Span, match: str, timeout: float) -> History:
     seen = server.scraped(asked)
     infos = list(server.series(seen, (metrics.FORWARD_INFO,)))
     whole = [one for _, one in server.series(seen.divided(1), (*COUNTERS, *GAUGES))]
-    rebuilt = refused_if_folded(rebuild([*whole, *server.newest(seen)]), short(url))
+    today, processes = server.infos(seen)
+    rebuilt = refused_if_folded(rebuild([*whole, *today]), short(url))
     parts: list[list[Series]] = [[] for _ in range(seen.parts)]
     for part, one in (*infos, *server.series(seen, COUNTERS)):
         parts[part].append(one)
     windows = tuple(rebuild(part).snapshot for part in parts)
-    processes = server.processes(seen)
-    return History(
-        rebuilt.snapshot, windows, (*server.notes(seen, asked, processes), *rebuilt.notes), max(1, processes)
-    )
+    notes = (*server.notes(seen, asked, max(processes.values(), default=0)), *rebuilt.notes)
+    return History(rebuilt.snapshot, windows, notes, processes)
 
 
 class _Server:
@@ -134,7 +137,6 @@ class _Server:
         self._address = parts._replace(path=f"{path}/api/v1/query_range", fragment="")
         self._match = match.strip().removeprefix("{").removesuffix("}").strip(" ,")
         self._warnings: dict[str, None] = {}
-        self._most = 0
 
     def scraped(self, asked: Span) -> Span:
         """The window, in as many of the parts as have enough scrapes; SourceError where it has none."""
@@ -142,7 +144,6 @@ class _Server:
         while scrapes < SCRAPES and seen.parts > 1:
             seen = seen.divided(seen.parts // 2)
             scrapes = self._scrapes(seen)
-        self._most = scrapes
         if scrapes < 2:
             what = "only one scrape" if scrapes else "no series of graphprobe's calls"
             of = f" that match {{{short(self._match)}}}" if self._match else ""
@@ -163,22 +164,10 @@ class _Server:
                 known = {label: str(labels.get(label, "")) for label in metric.labels}
                 yield part, Series(metric, "", known, (), value, known, frozenset())
 
-    def newest(self, seen: Span) -> list[Series]:
-        """Today's infos: those at the end of what the window has, each with how many processes have it.
-
-        A list that an engine had before a restart must not count, so this looks at two scrapes, not at a whole part.
-        """
-        late = seen.divided(1)
-        late = late.divided(min(PARTS, max(1, late.step * self._most // (2 * seen.step))))
-        found = list(self.series(late, (metrics.FORWARD_INFO,)))
-        last = {one.labels["forward"]: part for part, one in sorted(found, key=lambda pair: pair[0])}
-        return [one for part, one in found if part == last[one.labels["forward"]]]
-
-    def processes(self, seen: Span) -> int:
-        """How many processes were scraped in the last part that has any."""
-        of = f"{metrics.BUILD_INFO.name}{{{self._match}}}[{seen.step}ms]"
-        counted = [(part, _whole(value)) for _, part, value in self._query(f"count(last_over_time({of}))", seen)]
-        return max(counted)[1] if counted else 0
+    def infos(self, seen: Span) -> tuple[list[Series], dict[str, int]]:
+        """Today's infos, each with how many processes have it, and how many have each forward."""
+        of = f"timestamp({metrics.FORWARD_INFO.name}{{{self._match}}})[{seen.step}ms:{max(1000, seen.step // LOOKS)}ms]"
+        return newest(self._query(f"max_over_time({of})", seen))
 
     def notes(self, seen: Span, asked: Span, processes: int) -> list[str]:
         """One sentence for each thing that a reader must know of the window, and of what the server has said."""

@@ -34,12 +34,12 @@ Key = tuple[str, str, int, int]
 
 
 class Rebuilt(NamedTuple):
-    """A snapshot, what its reader must know, how many calls have no size and are not in it, and how many processes."""
+    """A snapshot, what its reader must know, how many calls are not in it, and processes by forward."""
 
     snapshot: Snapshot
     notes: tuple[str, ...]
     folded: int
-    processes: int = 1
+    processes: Mapping[str, int] = {}
 
 
 def refused_if_folded(rebuilt: Rebuilt, name: str) -> Rebuilt:

@@ -156,13 +156,14 @@ def _settled(best: Rehearsal, first: Rehearsal) -> Advice:
     before = first.advice
     if best is first:
         return before
+    eager = best.advice.do == EAGER_STEPS
     less = f"{100 * abs(best.gain):.1f} % {'less' if best.gain > 0 else 'more'}"
     return replace(
         best.advice,
         now=before.now,
-        do=before.do,
-        why=f"{before.why}; the proposal's own day takes {less}",
-        gain=None if before.now is None else 1 - best.advice.best.seconds / before.now.seconds,
+        do=best.advice.do if eager else before.do,
+        why=f"{best.advice.why if eager else before.why}; the proposal's own day takes {less}",
+        gain=None if before.now is None else 1 - _proposed(best.advice).seconds / before.now.seconds,
         confidence=before.confidence,
         leaner=None,
         measured_hit_rate=before.measured_hit_rate,

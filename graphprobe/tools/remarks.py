@@ -30,7 +30,7 @@ def notes(case: Case, problem: Problem, now: Plan | None, best: Plan, gap: float
     if now is not None:
         yield from _today(case, now)
     if not case.pads:
-        yield from _exactly(case, now or best)
+        yield from _exactly(case, now or best, best)
     if seen.partly:
         share = percent(seen.partly / sum(seen.hits.values()))
         yield f"{share} of the graph calls were piecewise or breakable: only a part of those is a graph"
@@ -72,10 +72,10 @@ def _today(case: Case, now: Plan) -> Iterator[str]:
         yield f"the hit rate was {percent(seen.hit_rate)}; with all of today's list captured: {percent(now.hit_rate)}"
 
 
-def _exactly(case: Case, plan: Plan) -> Iterator[str]:
-    """What exact dispatch leaves to eager calls, with today's list or, where it is not known, the best one."""
-    left = [n for n in case.sizes if n not in plan.buckets and case.question.rule.allows(n)]
-    if plan.graphs >= MOST and left and case.question.max_buckets is None:
+def _exactly(case: Case, plan: Plan, best: Plan) -> Iterator[str]:
+    """What exact dispatch leaves to eager calls: ``plan`` is today's list or, where it is not known, the best one."""
+    left = [n for n in case.sizes if n not in best.buckets and case.question.rule.allows(n)]
+    if best.graphs >= MOST and left and case.question.max_buckets is None:
         eagerly = f"{len(left):,} other sizes that were seen run eagerly"
         yield f"no more than {MOST} graphs are proposed where no number is asked for: {eagerly} (see max_buckets)"
     if plan.hit_rate < 1 and (name := PADS.get(case.question.rule.engine)):
@@ -113,9 +113,6 @@ def warnings(case: Case, problem: Problem, now: Plan | None, best: Plan) -> Iter
         yield f"{share} of the calls run eagerly whatever is captured: {why}"
     for reason, n in seen.off.items():
         yield f"{n:,} calls ran eagerly as {reason.meaning}: the figures are for when that is not so"
-    if rule.engine == "vllm" and rule.largest is not None and best.buckets[-1] != rule.largest:
-        limit = f"max_cudagraph_capture_size {rule.largest}"
-        yield f"vLLM refuses to start with this list beside {limit}, which is not its largest size: leave that out"
     if case.pads:
         lists = {"today's list": now, "the best list": best}
         yield from (trap for name, plan in lists.items() if plan and (trap := _trap(case, problem, name, plan)))

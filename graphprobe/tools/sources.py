@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import re
 import urllib.error
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from urllib.parse import urlunsplit
 
 from graphprobe.buckets import as_size
@@ -52,14 +53,15 @@ class Reading:
 
     ``snapshot`` is all of it, ``windows`` the same in parts of time, the oldest first; none where the source knows no
     time. ``kind`` is ``snapshot``, ``metrics``, ``prometheus``, ``sizes``, ``vllm``, ``sglang`` or ``simulated``.
-    ``notes`` are what a reader of the numbers must know, one sentence each. ``processes`` are how many were summed.
+    ``notes`` are what a reader of the numbers must know, one sentence each. ``processes`` is of how many each
+    forward is the sum, where that is more than one.
     """
 
     snapshot: Snapshot
     windows: tuple[Snapshot, ...] = ()
     kind: str = "snapshot"
     notes: tuple[str, ...] = ()
-    processes: int = 1
+    processes: Mapping[str, int] = field(default_factory=dict)
 
 
 def read(source: Source = None, *, timeout: float = 5.0) -> Snapshot:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from graphprobe.buckets import MAX_BUCKET, Buckets
 from graphprobe.errors import ConfigError, SourceError
@@ -67,6 +68,7 @@ class Traffic:
     capture_seconds: Mapping[int, float] = field(default_factory=dict)
     graph_bytes: Mapping[int, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    rows: tuple[Row, ...] = field(default=(), repr=False)
 
     @property
     def total(self) -> int:
@@ -84,14 +86,15 @@ class Traffic:
         if not over:
             return self
         told = f"{sum(over.values()):,} calls of {min(over):,} to {max(over):,} {self.unit} are left out: {why}"
-        calls = _below(self.calls, most)
-        if not calls:
+        rows = tuple(row for row in self.rows if row.batch_size <= most)
+        counts = _counts(rows, self.buckets, self.pads)
+        if not counts["calls"]:
             raise SourceError(f"{literal(self.forward)}: {told}, and there are no others")
         return replace(
             self,
-            calls=calls,
-            windows=tuple(_below(window, most) for window in self.windows),
-            stuck=_below(self.stuck, most),
+            **counts,
+            rows=rows,
+            windows=tuple({size: n for size, n in window.items() if size <= most} for window in self.windows),
             hit_rate=None,  # what was seen is that of other calls
             notes=(*self.notes, told),
         )
@@ -108,36 +111,45 @@ def traffic(reading: Reading, forward: str | None = None, phase: str | None = No
     chosen = _forward(reading, forward)
     rows = _rows(chosen, phase)
     pads = _pads(rows)
-    servable, stuck = _sorted(rows, chosen, pads)
-    calls = by_size(servable)
+    counts = _counts(rows, chosen.buckets, pads)
+    calls = counts["calls"]
     if not calls:
-        raise SourceError(f"{literal(chosen.name)}: {_nothing(chosen, stuck, phase)}{_noted(reading)}")
+        raise SourceError(f"{literal(chosen.name)}: {_nothing(chosen, counts['stuck_why'], phase)}{_noted(reading)}")
     if max(calls) > MAX_BUCKET:
         what = f"a call of {max(calls):,} {literal(chosen.unit)}, and no bucket may be above {MAX_BUCKET:,}"
         raise SourceError(f"{literal(chosen.name)}: {what}. hint: are sizes bytes, or tokens of whole prompts?")
     parts = [w.forwards.get(chosen.name, ForwardSnapshot(chosen.name)) for w in reading.windows]
     eager = _merged([t for (p, path, _, _), t in chosen.times.items() if path == "eager" and _meant(p, phase)])
     return Traffic(
-        chosen.name,
-        chosen.unit,
-        chosen.buckets,
-        calls,
-        tuple(by_size(_sorted(_rows(part, phase), chosen, pads)[0]) for part in parts),
-        by_size(stuck),
-        by_reason(stuck),
-        by_reason([row for row in rows if row.reason in OFF]),
-        hits(rows),
-        sum(row.calls for row in rows if row.path == "graph" and row.mode not in WHOLE),
-        hit_rate(rows) if reading.kind != "sizes" else None,
-        sum(row.calls for row in rows if row.reason is FallbackReason.WARMUP),
-        reading.processes,
-        pads,
-        _graph_times(chosen, phase),
-        {mean_size(rows): eager} if eager else {},
-        chosen.capture_seconds,
-        {n: max(0, grown) for n, grown in chosen.pool_growth.items()},
-        reading.notes,
+        forward=chosen.name,
+        unit=chosen.unit,
+        buckets=chosen.buckets,
+        **counts,
+        windows=tuple(by_size(_sorted(_rows(part, phase), chosen.buckets, pads)[0]) for part in parts),
+        hits=hits(rows),
+        hit_rate=hit_rate(rows) if reading.kind != "sizes" else None,
+        processes=reading.processes.get(chosen.name, 1),
+        pads=pads,
+        graph=_graph_times(chosen, phase),
+        eager={mean_size(rows): eager} if eager else {},
+        capture_seconds=chosen.capture_seconds,
+        graph_bytes={n: max(0, grown) for n, grown in chosen.pool_growth.items()},
+        notes=reading.notes,
+        rows=tuple(rows),
     )
+
+
+def _counts(rows: Sequence[Row], buckets: tuple[int, ...], pads: bool | None) -> dict[str, Any]:
+    """The fields of ``Traffic`` that are sums over rows, as far as sizes that are left out are none of them."""
+    servable, stuck = _sorted(rows, buckets, pads)
+    return {
+        "calls": by_size(servable),
+        "stuck": by_size(stuck),
+        "stuck_why": by_reason(stuck),
+        "off": by_reason([row for row in rows if row.reason in OFF]),
+        "partly": sum(row.calls for row in rows if row.path == "graph" and row.mode not in WHOLE),
+        "warming": sum(row.calls for row in rows if row.reason is FallbackReason.WARMUP),
+    }
 
 
 def _noted(reading: Reading) -> str:
@@ -173,9 +185,9 @@ def _rows(forward: ForwardSnapshot, phase: str | None) -> list[Row]:
     return [row for row in forward.rows if _meant(row.phase, phase) and row.calls > 0 and row.batch_size > 0]
 
 
-def _sorted(rows: Iterable[Row], forward: ForwardSnapshot, pads: bool | None) -> tuple[list[Row], list[Row]]:
+def _sorted(rows: Iterable[Row], buckets: tuple[int, ...], pads: bool | None) -> tuple[list[Row], list[Row]]:
     """The rows that a graph could serve, and those that count and that none can."""
-    held = _holder(forward, pads)
+    held = _holder(buckets, pads)
     servable, stuck = [], []
     for row in rows:
         reason = row.reason
@@ -186,11 +198,11 @@ def _sorted(rows: Iterable[Row], forward: ForwardSnapshot, pads: bool | None) ->
     return servable, stuck
 
 
-def _holder(forward: ForwardSnapshot, pads: bool | None) -> Callable[[int], bool]:
+def _holder(listed: tuple[int, ...], pads: bool | None) -> Callable[[int], bool]:
     """Whether the list in use has a graph for a size, so that something else kept a call from it."""
-    if not forward.buckets:
+    if not listed:
         return lambda size: False
-    buckets = Buckets(forward.buckets)
+    buckets = Buckets(listed)
     server = buckets.exact if pads is False else buckets.select
     return lambda size: server(size) is not None
 
@@ -201,10 +213,6 @@ def _pads(rows: Iterable[Row]) -> bool | None:
     if any(row.path == "graph" and row.bucket is not None and row.bucket > row.batch_size for row in rows):
         return True
     return False if any(row.reason is FallbackReason.NO_EXACT_BUCKET for row in rows) else None
-
-
-def _below(calls: Mapping[int, int], most: int) -> dict[int, int]:
-    return {size: n for size, n in calls.items() if size <= most}
 
 
 def _graph_times(forward: ForwardSnapshot, phase: str | None) -> dict[int, Times]:
@@ -221,10 +229,10 @@ def _merged(times: Iterable[Times]) -> Times | None:
     return Times(count, total, ()) if count > 0 and total > 0 else None
 
 
-def _nothing(forward: ForwardSnapshot, stuck: Iterable[Row], phase: str | None) -> str:
+def _nothing(forward: ForwardSnapshot, why: Mapping[FallbackReason, int], phase: str | None) -> str:
     if not forward.rows:
         return "no calls yet. hint: run it under load, then ask again"
-    if why := by_reason(stuck):
+    if why:
         named = ", ".join(f"{n:,} {reason}" for reason, n in why.items())
         return f"no list of buckets would have served its calls: {named}. hint: see what each of these reasons means"
     kind = "calls but prefill" if phase is None else f"calls of phase {literal(phase)}"

@@ -30,7 +30,8 @@ class Verdict(NamedTuple):
 def verdict(case: Case, now: Plan | None, best: Plan, sure: float, top: int) -> Verdict:
     """What is to be done: ``sure`` is the probability of the gain, ``top`` the bucket that must be there."""
     thin = _thin(case)
-    least = min(plan.seconds for plan in (now, best) if plan is not None)
+    broken = _broken(case, now, top) if now else ""
+    least = min(_priced(case, plan) for plan in (now if not broken else None, best) if plan is not None)
     if not thin and not case.steps.guessed and case.eagerly < least * (1 - max(case.question.threshold, SAME)):
         without, graphs = (f"{seconds * 1e3:.4g} ms" for seconds in (case.eagerly, least))
         return Verdict(EAGER, f"a call takes {without} without any graph, and {graphs} with the best list of them")
@@ -38,7 +39,7 @@ def verdict(case: Case, now: Plan | None, best: Plan, sure: float, top: int) -> 
         known = f"today's list is not known; this one serves {percent(best.hit_rate)} of the calls by graphs"
         return Verdict(WAIT, thin) if thin else Verdict(CAPTURE, known)
     saved = gain(case, now, best)
-    if broken := _broken(case, now, top):
+    if broken:
         change = f"the best one that does takes {_change(saved)}"
         return Verdict(REQUIRED, "; ".join(filter(None, [broken, change, thin])))
     return Verdict(KEEP, thin) if thin else _worth(case, saved, sure)
@@ -46,8 +47,13 @@ def verdict(case: Case, now: Plan | None, best: Plan, sure: float, top: int) -> 
 
 def gain(case: Case, now: Plan, best: Plan) -> float:
     """The share that the best list saves of what today's takes, prices included."""
-    before, after = (plan.seconds * case.counted + sum(price(case, plan.buckets).values()) for plan in (now, best))
+    before, after = (_priced(case, plan) for plan in (now, best))
     return 0.0 if abs(before - after) <= SAME * before else 1 - after / before
+
+
+def _priced(case: Case, plan: Plan) -> float:
+    """Seconds per call, prices included."""
+    return plan.seconds + sum(price(case, plan.buckets).values()) / case.counted
 
 
 def limits(question: Question) -> list[tuple[str, Use, float]]:
