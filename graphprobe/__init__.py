@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from graphprobe.export.exporter import start_exporter
     from graphprobe.export.otel import start_otel
     from graphprobe.graphed import capture
+    from graphprobe.tools.account import account
     from graphprobe.tools.advisor import advise
+    from graphprobe.tools.memory import compare_steps
     from graphprobe.tools.table import table
 
 __all__ = [
@@ -39,8 +41,10 @@ __all__ = [
     "GraphprobeError",
     "Snapshot",
     "SourceError",
+    "account",
     "advise",
     "capture",
+    "compare_steps",
     "coverage",
     "decode_buckets",
     "ignore",
@@ -52,8 +56,10 @@ __all__ = [
 ]
 
 _LAZY = {
+    "account": "graphprobe.tools.account",
     "advise": "graphprobe.tools.advisor",
     "capture": "graphprobe.graphed",
+    "compare_steps": "graphprobe.tools.memory",
     "start_exporter": "graphprobe.export.exporter",
     "start_otel": "graphprobe.export.otel",
     "table": "graphprobe.tools.table",

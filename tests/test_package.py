@@ -40,7 +40,7 @@ FLOORS = (
 TORCH = {
     *("backends", "timers", "signature", "attributes", "operators", "staging", "outputs", "watch"),
     *("calls", "routes", "recording", "verify", "captures", "decisions", "graphs", "warmup", "graphed"),
-    *("tools.account", "tools.gaps", "demo"),
+    *("tools.account", "tools.stepping", "tools.filled", "tools.reads", "tools.gaps", "demo"),
 }
 """Where torch may be imported: with anything else a machine without torch can work."""
 

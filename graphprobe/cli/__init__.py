@@ -11,6 +11,8 @@ from typer.core import TyperGroup
 
 from graphprobe import metrics
 from graphprobe.buckets import as_size, coverage
+from graphprobe.cli.account import EXAMPLES as ACCOUNTS
+from graphprobe.cli.account import account
 from graphprobe.cli.advise import advise
 from graphprobe.cli.options import EXAMPLES, Grouped
 from graphprobe.cli.readers import check, table, top
@@ -52,6 +54,7 @@ app = typer.Typer(
 app.command()(table)
 app.command()(top)
 app.command(cls=Grouped, epilog=EXAMPLES)(advise)
+app.command(cls=Grouped, epilog=ACCOUNTS)(account)
 
 
 @app.command()
