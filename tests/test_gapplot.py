@@ -13,7 +13,7 @@ import pytest
 
 from graphprobe.errors import ConfigError, SourceError
 from graphprobe.tools.gapplot import KERNELS, timelines
-from graphprobe.tools.plot import KINDS
+from graphprobe.tools.picture import KINDS
 from graphprobe.tools.timeline import Timeline, Work
 
 

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphprobe.errors import ConfigError
-from graphprobe.tools.plot import KINDS, ROWS, bars, frontier
+from graphprobe.tools.picture import KINDS
+from graphprobe.tools.plot import ROWS, bars, frontier
 
 POINTS = [(n, 14.0 + 9.0 / n) for n in range(1, 41)]
 NOW, CHOSEN = (35, 15.25), (9, 15.0)

@@ -5,16 +5,13 @@ matplotlib draws them (the extra ``graphprobe[plot]``).
 
 from __future__ import annotations
 
-import html
-import io
 import math
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphprobe.errors import ConfigError
-from graphprobe.tools.plot import KINDS, PAGE
+from graphprobe.tools.picture import kind_of, write
 from graphprobe.tools.timeline import Timeline, Work
 
 if TYPE_CHECKING:
@@ -42,35 +39,11 @@ def timelines(drawn: Mapping[str, Timeline], path: str | os.PathLike[str], *, ti
     The file is overwritten. ConfigError where it cannot be written or is of another kind, where there is nothing to
     draw, and where matplotlib is missing; SourceError for a timeline without kernels.
     """
-    target = Path(path)
-    kind = target.suffix.lower()
-    if kind not in KINDS:
-        raise ConfigError(f"cannot draw into {str(target)!r}", f"end it in one of: {', '.join(KINDS)}")
+    kind_of(path)
     if not 1 <= len(drawn) <= MOST:
         raise ConfigError(f"{len(drawn)} timelines cannot be drawn", f"give 1 to {MOST}")
-    content = _picture(drawn, title, "png" if kind == ".png" else "svg")
-    if kind == ".html":
-        svg = content.decode("utf-8")
-        page = PAGE.format(title=html.escape(title or "Gaps"), svg=svg[svg.index("<svg") :])
-        content = page.encode("utf-8")
-    try:
-        target.write_bytes(content)
-    except OSError as error:
-        raise ConfigError(f"cannot write {str(target)!r}: {error.strerror or error}") from error
-
-
-def _picture(drawn: Mapping[str, Timeline], title: str, kind: str) -> bytes:
-    """The picture; the same bytes for the same timelines."""
     titles = {name: _title(name, timeline) for name, timeline in drawn.items()}
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ConfigError("drawing needs matplotlib", "pip install 'graphprobe[plot]'") from error
-    out = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "graphprobe"}):
-        figure = _figure(drawn, titles, title)
-        figure.savefig(out, format=kind, metadata={"Date": None} if kind == "svg" else None)
-    return out.getvalue()
+    write(path, lambda: _figure(drawn, titles, title), title or "Gaps")
 
 
 def _title(name: str, timeline: Timeline) -> str:

@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-import html
-import io
 import math
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphprobe.buckets import as_size
 from graphprobe.errors import ConfigError
+from graphprobe.tools.picture import kind_of, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 Point = tuple[int, float]
 """A number of graphs, and the expected time per call with that many."""
 
-KINDS = (".png", ".svg", ".html")
 ROWS = 12
 """Numbers of graphs that ``bars`` shows; what is marked comes on top."""
 
@@ -32,19 +29,6 @@ LEAST = 0.01
 
 # Told apart by shape and by darkness, so that grey print keeps them.
 LINE, NOW, CHOSEN = "#4a6fa5", "#d9822b", "#1b2a41"
-
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>{title}</title>
-<style>body {{ margin: 2rem auto; max-width: 60rem }} svg {{ width: 100%; height: auto }}</style>
-</head>
-<body>
-{svg}
-</body>
-</html>
-"""
 
 
 def frontier(
@@ -61,19 +45,9 @@ def frontier(
     ConfigError where there is nothing to draw, where the kind of file is another one, where it cannot be written, and
     where matplotlib is missing.
     """
-    target = Path(path)
-    kind = target.suffix.lower()
-    if kind not in KINDS:
-        raise ConfigError(f"cannot draw into {str(target)!r}", f"end it in one of: {', '.join(KINDS)}")
-    content = _drawn(_checked(points), _marks(now, chosen), title, unit, "png" if kind == ".png" else "svg")
-    if kind == ".html":
-        svg = content.decode("utf-8")
-        page = PAGE.format(title=html.escape(title or "Frontier"), svg=svg[svg.index("<svg") :])
-        content = page.encode("utf-8")
-    try:
-        target.write_bytes(content)
-    except OSError as error:
-        raise ConfigError(f"cannot write {str(target)!r}: {error.strerror or error}") from error
+    kind_of(path)
+    known, marks = _checked(points), _marks(now, chosen)
+    write(path, lambda: _figure(known, marks, title, unit), title or "Frontier")
 
 
 def bars(
@@ -128,19 +102,6 @@ def _thinned(points: list[Point]) -> list[Point]:
     last = len(points) - 1
     places = {round(last ** (i / (ROWS - 1))) if i else 0 for i in range(ROWS)}
     return [points[i] for i in sorted(places)]
-
-
-def _drawn(points: list[Point], marks: dict[str, Point], title: str, unit: str, kind: str) -> bytes:
-    """The picture; the same bytes for the same figures."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ConfigError("drawing needs matplotlib", "pip install 'graphprobe[plot]', or take bars()") from error
-    out = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "graphprobe"}):
-        figure = _figure(points, marks, title, unit)
-        figure.savefig(out, format=kind, metadata={"Date": None} if kind == "svg" else None)
-    return out.getvalue()
 
 
 def _figure(points: list[Point], marks: dict[str, Point], title: str, unit: str) -> Figure:
