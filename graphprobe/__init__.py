@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from graphprobe.graphed import capture
     from graphprobe.tools.account import account
     from graphprobe.tools.advisor import advise
-    from graphprobe.tools.memory import compare_steps
     from graphprobe.tools.table import table
+    from graphprobe.tools.throughput import compare_steps
 
 __all__ = [
     "CaptureError",
@@ -59,7 +59,7 @@ _LAZY = {
     "account": "graphprobe.tools.account",
     "advise": "graphprobe.tools.advisor",
     "capture": "graphprobe.graphed",
-    "compare_steps": "graphprobe.tools.memory",
+    "compare_steps": "graphprobe.tools.throughput",
     "start_exporter": "graphprobe.export.exporter",
     "start_otel": "graphprobe.export.otel",
     "table": "graphprobe.tools.table",

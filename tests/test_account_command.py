@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from graphprobe.cli import app
 from graphprobe.tools.balance import Account
-from graphprobe.tools.memory import compare_steps
+from graphprobe.tools.throughput import compare_steps
 
 ROOT = Path(__file__).resolve().parent.parent
 SAVED = ROOT / "docs" / "account"
@@ -152,7 +152,6 @@ def test_what_was_measured_can_be_saved_and_printed_again(engine: str, tmp_path:
         (["ENGINE:decode", "--batches", "1"], "add --inputs MODULE:NAME"),
         (["ENGINE:decode", "--inputs", "ENGINE:inputs", "--batches", "0"], "bucket must be at least 1"),
         (["ENGINE:decode", "--inputs", "ENGINE:inputs", "--batches", "one"], "write 1,2,4,8"),
-        (["ENGINE:decode", "--inputs", "ENGINE:inputs", "--batches", "1", "--plot", "p.png"], "nothing to draw"),
         (["ENGINE:code"], "has no 'code'"),
         (["ENGINE:number"], "is no callable but int"),
         (["no_such_module:decode"], "there is no module 'no_such_module'"),
@@ -290,3 +289,19 @@ def test_help_has_each_option_below_its_heading() -> None:
     for heading in ("A forward:", "A trace:", "Memory:", "Output:", "Examples:"):
         assert f"\n{heading}" in page or f"\n  {heading}" in page
     assert max(map(len, page.splitlines())) <= 110
+
+
+def test_what_was_measured_is_printed_before_a_picture_of_it_fails(engine: str) -> None:
+    done = run(f"{engine}:decode", "--inputs", f"{engine}:inputs", "--batches", "1", "--json", "--plot", "p.png")
+    assert 2 == done.exit_code
+    assert [1] == [step["batch"] for step in json.loads(done.stdout)["steps"]]
+    assert "nothing to draw" in done.stderr
+
+
+def test_what_the_module_prints_is_not_the_result(engine: str, tmp_path: Path) -> None:
+    """The result goes into a file, to be read again."""
+    path = tmp_path / f"{engine}_loud.py"
+    path.write_text(f"print('loading')\nfrom {engine} import decode, inputs")
+    done = run(f"{engine}_loud:decode", "--inputs", f"{engine}_loud:inputs", "--batches", "1", "--json")
+    assert "loading\n" == done.stderr
+    assert json.loads(done.stdout)["schema"] == 1

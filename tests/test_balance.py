@@ -586,3 +586,26 @@ def test_card_that_is_not_surely_known_has_no_figure(device: str) -> None:
 def test_card_is_named_by_text() -> None:
     with pytest.raises(ConfigError, match="named by text"):
         datasheet(None)  # type: ignore[arg-type]
+
+
+# -- what does not fit together ---------------------------------------------------------------------------------------
+
+
+def test_what_kernels_let_expect_is_held_against_the_eager_step() -> None:
+    """Three kernels in a second are no reason for a graph, and a hundred thousand do not fit into ten milliseconds."""
+    few = account(Step(1, kernels=3, eager=1.0)).judged
+    assert (USELESS, True) == (few.do, "below 2 % of an eager step of 1,000 ms" in few.why)
+    many = account(Step(1, kernels=100_000, eager=10e-3)).judged
+    assert (UNKNOWN, True) == (many.do, "100,000 kernels cannot run in an eager step of 10 ms" in many.why)
+
+
+def test_parts_add_up_to_what_is_saved() -> None:
+    """A step that takes longer queued ahead than in a loop: all of the gain is the device's."""
+    odd = step(eager=10e-3, filled=11e-3, graph=9e-3)
+    assert (0.0, pytest.approx(1e-3), pytest.approx(1e-3)) == (odd.host_part, odd.device_part, odd.gain)
+    slower = account(step(eager=20e-3, filled=4e-3, graph=5e-3)).judged
+    assert "us per kernel" not in slower.why
+
+
+def test_a_prefill_that_graphs_slow_down_is_not_told_to_be_below_a_threshold() -> None:
+    assert "50.0 % more time per prefill" == on_prefill(Prefill(eager=1.0, graph=1.5)).why

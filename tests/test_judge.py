@@ -669,7 +669,7 @@ def test_an_exact_list_at_the_cap_says_what_is_left_out() -> None:
 def test_a_guessed_time_is_compared_with_nothing() -> None:
     """Eager taken as 1.16 graph calls would make each padding of a quarter look worse than no graph at all."""
     found = advise(dispatched({9: 5000}, [64], True), times={1: 9e-3, 64: 30e-3}, max_buckets=1, max_batch=64)
-    assert found.eager_seconds is None
+    assert (found.eager_seconds, found.do == "eager") == (None, False)
     assert not any("without any graph" in text for text in found.warnings)
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from graphprobe.errors import ConfigError
 from graphprobe.tools.balance import Account, Step
-from graphprobe.tools.memory import Bill, compare_steps, fills, kv_bytes_per_token, load_line, mib, tokens
+from graphprobe.tools.memory import Bill, kv_bytes_per_token, mib, tokens
+from graphprobe.tools.throughput import compare_steps, fills, load_line
 
 MIB = 2**20
 
@@ -215,3 +216,17 @@ def test_sizes_are_told_in_mib_and_large_ones_in_gib() -> None:
 def test_a_bill_of_no_figures_is_refused(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         Bill(**given)
+
+
+def test_a_batch_that_the_load_never_has_is_no_gain() -> None:
+    """81 requests at a time fill room for 80, and a batch of 100 never comes."""
+    found = compare_steps((80, 10e-3), (100, 11e-3), concurrent=81, room=80)
+    assert not found.worth_it
+    assert "a batch of 100 never occurs: there are 81 requests at a time" in str(found)
+    assert compare_steps((80, 10e-3), (100, 11e-3), concurrent=120, room=80).worth_it
+
+
+def test_a_faster_step_of_the_same_batch_needs_no_room() -> None:
+    found = compare_steps((80, 10e-3), (80, 8e-3), concurrent=20, room=120)
+    assert found.worth_it
+    assert "buys nothing" not in str(found)

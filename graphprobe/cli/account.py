@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import os
@@ -15,8 +16,10 @@ import typer
 from graphprobe.cli import values
 from graphprobe.cli.calculator import calculated, per_token, spelt
 from graphprobe.errors import ConfigError, SourceError
+from graphprobe.tools.table import literal
 
 if TYPE_CHECKING:
+    from graphprobe.tools.account import Measured
     from graphprobe.tools.balance import Account
 
 MEASURED, TRACED, MEMORY, OUTPUT = "A forward", "A trace", "Memory", "Output"
@@ -108,7 +111,7 @@ def account(
     plot: Plot = None,
     json: Json = False,
 ) -> None:
-    """Say where the gain of graphs comes from, and what their memory buys.
+    """Say where the gain of graphs comes from, and what it is worth.
 
     TARGET is measured per batch size, or read again where it is saved: eager, graph and floor, and a verdict. --trace
     reads gaps between kernels from a file. Without either, the options below Memory are a calculator.
@@ -129,9 +132,10 @@ def account(
     _alone("TARGET", load)
     if _saved(target):
         _alone("a saved result", how | {"plot": plot})
-        found = _read(target)
+        found, timelines = _read(target), {}
     else:
-        found = _measured(target, inputs, batches, compile, plot)
+        measured = _measured(target, inputs, batches, compile, plot)
+        found, timelines = measured.account, measured.timelines
     if hit_rate is not None:
         if not 0 <= hit_rate <= 100:
             raise ConfigError(f"--hit-rate must be percent from 0 to 100, got {hit_rate:g}")
@@ -141,6 +145,8 @@ def account(
     if kv_capacity is not None:
         found = replace(found, kv_capacity=kv_capacity)
     typer.echo(found.to_json() if json else found)
+    if plot is not None:
+        _drawn(timelines, plot, target)
 
 
 def _alone(what: str, given: dict[str, Any]) -> None:
@@ -170,21 +176,24 @@ def _read(target: str) -> Account:
         raise SourceError(f"{target}: {error}. hint: give what graphprobe account --json printed") from error
 
 
-def _measured(target: str, inputs: str | None, batches: str | None, compile: bool, plot: str | None) -> Account:
-    from graphprobe.tools.account import measure
-
+def _measured(target: str, inputs: str | None, batches: str | None, compile: bool, plot: str | None) -> Measured:
     if inputs is None and batches is not None:
         raise ConfigError("--batches needs to know what a batch of each size is", "add --inputs MODULE:NAME")
+    # What the module prints is not the result, which may be JSON.
+    with contextlib.redirect_stdout(sys.stderr):
+        return _ran(target, inputs, batches, compile, plot)
+
+
+def _ran(target: str, inputs: str | None, batches: str | None, compile: bool, plot: str | None) -> Measured:
+    from graphprobe.tools.account import measure
+
     forward = _imported(target)
     given: dict[str, Any] = {}
     if inputs is None:
         _needs_nothing(forward, target)
     else:
         given = {"args": _imported(inputs), "batches": values.sizes(BATCHES if batches is None else batches)}
-    found = measure(forward, name=target, compile=compile, timelines=plot is not None, **given)
-    if plot is not None:
-        _drawn(found.timelines, plot, target)
-    return found.account
+    return measure(forward, name=target, compile=compile, timelines=plot is not None, **given)
 
 
 def _needs_nothing(forward: Any, name: str) -> None:
@@ -243,6 +252,6 @@ def _traced(trace: str, step: str | None, plot: str | None, json: bool) -> str:
     if plot is not None:
         from graphprobe.tools.gapplot import timelines
 
-        timelines({"trace": timeline}, plot, title=os.path.basename(trace))
+        timelines({"trace": timeline}, plot, title=literal(os.path.basename(trace)))
         typer.echo(f"drawn into {plot}", err=True)
     return gaps.to_json() if json else str(gaps)

@@ -8,7 +8,8 @@ from typing import Any
 from graphprobe.buckets import as_size
 from graphprobe.cli import values
 from graphprobe.errors import ConfigError
-from graphprobe.tools.memory import compare_steps, fills, kv_bytes_per_token, load_line, mib, tokens
+from graphprobe.tools.memory import kv_bytes_per_token, mib, tokens
+from graphprobe.tools.throughput import compare_steps, fills, load_line
 
 
 def spelt(name: str) -> str:

@@ -6,16 +6,18 @@ the GPU waited for the host; what the third takes more than the second is work p
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from graphprobe.attributes import modules_behind
 from graphprobe.buckets import Buckets
 from graphprobe.errors import ConfigError
-from graphprobe.operators import tensors_in
 from graphprobe.tools import stepping
 from graphprobe.tools.balance import Account
 from graphprobe.tools.cards import datasheet
@@ -45,11 +47,12 @@ def account(
 ) -> Account:
     """Where the time of ``fn(*args, **kwargs)`` goes, per batch size, and what graphs would save of it.
 
-    ``args`` are the arguments, whose first tensor has the batch in dimension 0 unless ``batches`` names the size; or
-    a function that makes them for each of ``batches``. The forward runs some hundred times on what it is given,
-    without gradients, and nothing is counted: give it inputs that it may write again and again (a cache of a fixed
-    length, not one that grows). ``compile`` measures the forward as ``torch.compile`` makes it, and how long that takes
-    of a capture.
+    ``args`` are the arguments, whose first tensor has the batch in dimension 0 unless ``batches`` names the size;
+    or a function that makes them for each of ``batches``. The forward runs for a second or two per size, a few
+    dozen to some ten thousand times, without gradients, and nothing is counted: give it inputs that it may write
+    again and again (a cache of a fixed length, not one that grows), and a model in eval mode. Streams of its own
+    are not followed. ``compile`` measures the forward as ``torch.compile`` makes it, and how long that takes of a
+    capture.
 
     On a CPU there is no launch and no graph: operators and the host's time between them are all that is measured.
     ConfigError for sizes and arguments that do not fit together; a forward that cannot be captured is measured eagerly,
@@ -73,7 +76,8 @@ def measure(
     device = _device(calls[0])
     label = name or getattr(fn, "__qualname__", type(fn).__name__)
     calls = [call.compiled() for call in calls] if compile else calls
-    with torch.no_grad():
+    # The caller's random numbers go on where they were; a GPU's own generator moves with the runs.
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
         if device.type != "cuda":
             return _on_host(label, device, calls)
         with torch.cuda.device(device):
@@ -82,7 +86,7 @@ def measure(
 
 def _on_host(name: str, device: torch.device, calls: list[Call]) -> Measured:
     steps = tuple(stepping.on_host(call) for call in calls)
-    note = f"on {device.type} there are no launches, no graphs and no floor: only the host's part was measured"
+    note = f"on {device.type} there are no launches, no graphs and no floor: the step and the host's part are measured"
     return Measured(
         Account(name, device.type, steps, weight_bytes=weight_bytes(calls[0]), versions=VERSIONS, notes=(note,))
     )
@@ -90,12 +94,13 @@ def _on_host(name: str, device: torch.device, calls: list[Call]) -> Measured:
 
 def _on_device(name: str, device: torch.device, calls: list[Call], compile: bool, timelines: bool) -> Measured:
     card = torch.cuda.get_device_name(device)
+    rate = stepping.bandwidth(device)
     measured, residual = stepping.on_device(device, calls, compile, timelines)
     found = Account(
         name,
         card,
         tuple(one.step for one in measured),
-        bandwidth=stepping.bandwidth(device),
+        bandwidth=rate,
         datasheet=datasheet(card),
         weight_bytes=weight_bytes(calls[0]),
         residual_bytes=residual,
@@ -108,6 +113,11 @@ def _on_device(name: str, device: torch.device, calls: list[Call], compile: bool
 def _calls(fn: Any, args: Any, kwargs: dict[str, Any], batches: Iterable[int] | None) -> list[Call]:
     if not callable(fn):
         raise ConfigError(f"account needs a forward to call, got {type(fn).__name__}")
+    for kind in ("coroutinefunction", "generatorfunction", "asyncgenfunction"):
+        if any(getattr(inspect, f"is{kind}")(one) for one in (fn, type(fn).__call__)):
+            raise ConfigError(
+                f"a forward that is a {kind[:-8]} has not run when it returns", "give the function inside"
+            )
     sizes = None if batches is None else Buckets(batches).sizes
     if callable(args):
         if sizes is None:
@@ -120,11 +130,14 @@ def _calls(fn: Any, args: Any, kwargs: dict[str, Any], batches: Iterable[int] | 
 
 
 def _tuple(args: Any) -> tuple[Any, ...]:
-    return args if isinstance(args, tuple) else (args,)
+    return tuple(args) if isinstance(args, (tuple, list)) else (args,)
 
 
 def _tensors(args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    return list(tensors_in((args, list(kwargs.values()))))
+    """The tensors among arguments, in lists, dicts and dataclasses, too."""
+    leaves = [leaf for leaf in tree_leaves((args, kwargs)) if leaf is not None]
+    held = [vars(leaf) for leaf in leaves if dataclasses.is_dataclass(leaf) and hasattr(leaf, "__dict__")]
+    return [leaf for leaf in [*leaves, *tree_leaves(held)] if isinstance(leaf, torch.Tensor)]
 
 
 def _batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

@@ -66,8 +66,10 @@ class Step:
 
     @property
     def device_part(self) -> float | None:
-        """Seconds that the device itself saves with a graph, however fast the host is."""
-        return _minus(self.filled, self.graph)
+        """Seconds that the device itself saves with a graph, however fast the host is; below 0 where it saves none."""
+        # A step that takes longer with its launches queued ahead is one that the host does not hold up.
+        ahead = self.filled if None in (self.filled, self.eager) else min(self.filled or 0.0, self.eager or 0.0)
+        return _minus(ahead, self.graph)
 
     @property
     def device_per_kernel(self) -> float | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from graphprobe.tools.forecast import CREDIBLE, expected, predicted_graph
-from graphprobe.tools.memory import WORTH
 from graphprobe.tools.parts import Prefill, Step
 from graphprobe.tools.table import percent
+from graphprobe.tools.throughput import WORTH
 
 if TYPE_CHECKING:
     from graphprobe.tools.balance import Account
@@ -68,7 +68,8 @@ def on_prefill(prefill: Prefill) -> Verdict:
         return Verdict(UNKNOWN, "neither the times of a prefill nor the share that a graph saves are known")
     price = "" if prefill.pool_bytes is None else f", for {prefill.pool_bytes / 1e9:,.3g} GB more memory"
     if saved < WORTH:
-        return Verdict(USELESS, f"{_change(saved)} per prefill, below {percent(WORTH)}{price}")
+        below = f", below {percent(WORTH)}" if saved >= 0 else ""
+        return Verdict(USELESS, f"{_change(saved)} per prefill{below}{price}")
     return Verdict(GRAPHS, f"{_change(saved)} per prefill{price}")
 
 
@@ -132,7 +133,7 @@ def _told(step: Step, saved: float, share: float, how: str) -> str:
         return f"at batch {step.batch} a replay takes {_ms(eager - saved)}, an eager step {_ms(eager)}"
     text = f"at batch {step.batch} a graph saves {_ms(saved)} of {_ms(eager)} ({_tenth(share)}){how}"
     host, device = step.host_part, step.device_part
-    if host is None or device is None:
+    if host is None or device is None or device < 0:
         return text
     each = "" if step.device_per_kernel is None else f" ({step.device_per_kernel * 1e6:.2f} us per kernel)"
     return f"{text}: {_ms(host)} of waiting for the host, {_ms(device)} of the device's own{each}"
@@ -165,6 +166,10 @@ def _untimed(account: Account, step: Step) -> Verdict:
     between = " to ".join(map(_ms, bounds))
     each = f"{' to '.join(f'{bound / step.kernels * 1e6:.3g}' for bound in bounds)} us each, {gain.source}"
     why = f"{step.kernels:,} kernels let expect {between} less per step on the device alone ({each})"
+    if step.eager is not None and gain.least > step.eager:
+        return Verdict(UNKNOWN, f"{step.kernels:,} kernels cannot run in an eager step of {_ms(step.eager)}")
+    if step.eager is not None and gain.most < WORTH * step.eager:
+        return Verdict(USELESS, f"{why}, below {percent(WORTH)} of an eager step of {_ms(step.eager)}, host aside")
     if step.kernels < FEW:
         return Verdict(GRAPHS, f"small but certain: {why}")
     return Verdict(GRAPHS, why, "the host's part comes on top; fewer kernels save both without a graph, too")

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
+from torch._C._autograd import _profiler_enabled
 
 from graphprobe.backends.cuda import CudaBackend
 from graphprobe.errors import CaptureError, SourceError
 from graphprobe.tools.balance import Step
 from graphprobe.tools.filled import filled
 from graphprobe.tools.gaps import recorded
-from graphprobe.tools.reads import Reads, reads
+from graphprobe.tools.reads import reads
 from graphprobe.tools.timeline import Timeline
 from graphprobe.watch import Watch
 
@@ -31,6 +32,9 @@ COPIED = 1 << 30
 
 PROFILED = 10
 """Calls under the profiler of a step on the host."""
+
+LEAST_COPIED = 256 << 20
+"""Bytes below which a copy says more of the cache than of the memory."""
 
 QUEUE = 900
 """Launches that a queue takes before the host waits, with some room."""
@@ -99,20 +103,18 @@ def _measured(call: Call, device: torch.device, held: _Captured, compile: bool, 
     compiling = _first(call, device) if compile else None
     for _ in range(WARM):
         call()
-    watch, read = Watch([], device, lenient=True), reads(call, device)
-    with watch:
-        call()
+    read, problem = _read(call, device), _problem(call, device)
     eager, ahead = _wall(call, device), filled(call, device)
     host: float | None = _enqueued(call, device)
     lines, kernels, notes = _recorded(call, device)
     if ahead is None:
-        notes.append("its launches could not be queued ahead: it waits for the device")
+        notes.append("its launches could not all be queued ahead: it waits for the device, or an operator has too many")
     if kernels is not None and kernels > QUEUE and ahead is not None and ahead > 0.9 * eager:
         # The queue was full, so the host waited for the device, not the device for the host.
         host = None
         notes.append("the device is slower than the host, so launch time could not be told from waiting")
-    step = Step(call.batch, kernels, eager, None, ahead, host, read.bytes or None, None, None, compiling, tuple(notes))
-    replayed = _replayed(step, call, device, held, watch.problem)
+    step = Step(call.batch, kernels, eager, None, ahead, host, read, None, None, compiling, tuple(notes))
+    replayed = _replayed(step, call, device, held, problem)
     graph = None
     if replayed.graph is not None and timelines:
         graph = _recorded(held.graphs[-1].replay, device)[0]
@@ -142,30 +144,56 @@ def _replayed(step: Step, call: Call, device: torch.device, held: _Captured, pro
     )
 
 
+def _read(call: Call, device: torch.device) -> int | None:
+    """Bytes that a step reads; None where some of its operators cannot be looked at."""
+    try:
+        return reads(call, device).bytes or None
+    except NotImplementedError:
+        return None
+
+
+def _problem(call: Call, device: torch.device) -> str:
+    """What is in the way of a capture; empty where nothing is seen."""
+    watch = Watch([], device, lenient=True)
+    with watch:
+        call()
+    return watch.problem
+
+
 def on_host(call: Call) -> Step:
     """What can be measured without a device: the step, its operators, and the host's time between them."""
     for _ in range(WARM):
         call()
     device = torch.device("cpu")
-    read: Reads = reads(call, device)
-    eager = _wall(call, device)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        for _ in range(PROFILED):
-            call()
-    inside = sum(event.self_cpu_time_total for event in profiler.key_averages()) * 1e-6 / PROFILED
-    between = eager - inside
-    host = f", between which the host takes {between * 1e3:.3g} ms" if between > 0 else ""
-    note = f"{read.operators} operators{host}; kernels, graphs and the floor need a CUDA GPU"
-    return Step(
-        call.batch, eager=eager, host=between if between > 0 else None, bytes_read=read.bytes or None, notes=(note,)
-    )
+    read, eager, between, counted = _read(call, device), _wall(call, device), None, "its"
+    if not _profiler_enabled():
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            for _ in range(PROFILED):
+                call()
+        seen = [event for event in profiler.key_averages() if event.key.startswith("aten::")]
+        between = eager - sum(event.self_cpu_time_total for event in seen) * 1e-6 / PROFILED
+        counted = f"{sum(event.count for event in seen) // PROFILED}"
+    between = between if between is not None and between > 0 else None
+    host = "is not known" if between is None else f"takes {between * 1e3:.3g} ms"
+    note = f"between {counted} operators the host {host}; kernels, graphs and the floor need a CUDA GPU"
+    return Step(call.batch, eager=eager, host=between, bytes_read=read, notes=(note,))
 
 
-def bandwidth(device: torch.device) -> float:
-    """Bytes per second that a copy within the device reads and writes."""
-    source = torch.empty(COPIED, dtype=torch.uint8, device=device)
+def bandwidth(device: torch.device) -> float | None:
+    """Bytes per second that a copy within the device reads and writes; None where it has no room for one."""
+    size = min(COPIED, torch.cuda.mem_get_info(device)[0] // 4)
+    if size < LEAST_COPIED:
+        return None
+    found = _copied(size, device)
+    # Else these two would be the allocator's for good.
+    torch.cuda.empty_cache()
+    return found
+
+
+def _copied(size: int, device: torch.device) -> float:
+    source = torch.empty(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * COPIED / _wall(lambda: target.copy_(source), device)
+    return 2 * size / _wall(lambda: target.copy_(source), device)
 
 
 def _wall(run: Callable[[], Any], device: torch.device) -> float:
@@ -195,8 +223,7 @@ def _enqueued(run: Callable[[], Any], device: torch.device) -> float:
 
 
 def _first(call: Call, device: torch.device) -> float:
-    """Seconds of the first run of a compiled forward beyond those of the second."""
-    torch._dynamo.reset()
+    """Seconds of the first run of a compiled forward beyond those of the second; none where it was compiled before."""
     return max(0.0, _once(call, device, 1) - _once(call, device, 1))
 
 
