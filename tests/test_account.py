@@ -123,9 +123,15 @@ def test_tensors_are_found_in_lists_dicts_and_dataclasses() -> None:
         ids: torch.Tensor
 
     x = rows(5)[0]
-    for given in (({"ids": x},), ([x],), (Inputs(x),)):
+    for given in (({"ids": x},), ([x],), (Inputs(x),), {"ids": x}):
         fn = lambda one: MODEL(x)  # noqa: E731
         assert [5] == [step.batch for step in account(fn, given).steps]
+
+
+def test_a_list_of_arguments_is_one_argument_each() -> None:
+    """As a function that makes inputs may return them."""
+    (step,) = account(torch.add, [torch.ones(3), torch.ones(3)]).steps
+    assert (step.batch, step.bytes_read) == (3, 24)
 
 
 def test_a_forward_that_has_not_run_when_it_returns_is_refused() -> None:
