@@ -93,9 +93,14 @@ def capture(target: Any = None, /, **options: Any) -> Any:
 
 def _refuse_unfinished(function: Any) -> None:
     """A coroutine or a generator has not run when it returns."""
-    for kind in ("coroutinefunction", "generatorfunction", "asyncgenfunction"):
-        if getattr(inspect, f"is{kind}")(function):
-            raise ConfigError(f"{_label(function)} is a {kind[:-8]}", "capture the plain function that it calls")
+    if kind := unfinished(function):
+        raise ConfigError(f"{_label(function)} is a {kind}", "capture the plain function that it calls")
+
+
+def unfinished(function: Any) -> str:
+    """What kind of function this is that has not run when it returns; empty for any other."""
+    kinds = ("coroutinefunction", "generatorfunction", "asyncgenfunction")
+    return next((kind[:-8] for kind in kinds if getattr(inspect, f"is{kind}")(function)), "")
 
 
 def _options(given: Mapping[str, Any]) -> Options:

@@ -15,6 +15,7 @@ import typer
 
 from graphprobe.cli import values
 from graphprobe.cli.calculator import calculated, per_token, spelt
+from graphprobe.cli.options import option
 from graphprobe.errors import ConfigError, SourceError
 from graphprobe.tools.table import literal
 
@@ -39,10 +40,6 @@ LIMIT = 64 << 20
 NAMED = re.compile(r"\w+(\.\w+)*:\w+(\.\w+)*")
 
 
-def _option(*names: str, panel: str, help: str, **more: Any) -> Any:
-    return typer.Option(*names, rich_help_panel=panel, help=help, **more)
-
-
 Target = Annotated[
     str | None,
     typer.Argument(
@@ -53,41 +50,41 @@ Target = Annotated[
 ]
 Inputs = Annotated[
     str | None,
-    _option(panel=MEASURED, metavar="MODULE:NAME", help="Function that makes the arguments of a batch size, a tuple."),
+    option(panel=MEASURED, metavar="MODULE:NAME", help="Function that makes the arguments of a batch size, a tuple."),
 ]
-Batches = Annotated[str | None, _option(panel=MEASURED, metavar="1,2,4", help=f"Batch sizes; by default {BATCHES}.")]
+Batches = Annotated[str | None, option(panel=MEASURED, metavar="1,2,4", help=f"Batch sizes; by default {BATCHES}.")]
 Compile = Annotated[
-    bool, _option("--compile", panel=MEASURED, help="Measure it compiled by torch, and what that takes of a capture.")
+    bool, option("--compile", panel=MEASURED, help="Measure it compiled by torch, and what that takes of a capture.")
 ]
 HitRate = Annotated[
     float | None,
-    _option(panel=MEASURED, metavar="PERCENT", help="Share of the calls that a graph serves."),
+    option(panel=MEASURED, metavar="PERCENT", help="Share of the calls that a graph serves."),
 ]
 Trace = Annotated[
     str | None,
-    _option(panel=TRACED, metavar="FILE", help="Gaps of a Chrome trace of torch.profiler, or of Nsight's SQLite."),
+    option(panel=TRACED, metavar="FILE", help="Gaps of a Chrome trace of torch.profiler, or of Nsight's SQLite."),
 ]
 Step = Annotated[
-    str | None, _option(panel=TRACED, metavar="N", help="Step of the profiler that is meant, or the name of a range.")
+    str | None, option(panel=TRACED, metavar="N", help="Step of the profiler that is meant, or the name of a range.")
 ]
 Before = Annotated[
-    str | None, _option(panel=MEMORY, metavar="80:10ms", help="Batch and step time today; with --after: worth it?")
+    str | None, option(panel=MEMORY, metavar="80:10ms", help="Batch and step time today; with --after: worth it?")
 ]
-After = Annotated[str | None, _option(panel=MEMORY, metavar="100:14ms", help="The same after a change.")]
-Concurrent = Annotated[int | None, _option(panel=MEMORY, metavar="N", help="Requests at a time, with --room.")]
-Room = Annotated[int | None, _option(panel=MEMORY, metavar="N", help="Requests that the KV cache has room for.")]
-Layers = Annotated[int | None, _option(panel=MEMORY, metavar="N", help="Layers of the model.")]
-KvHeads = Annotated[int | None, _option(panel=MEMORY, metavar="N", help="KV heads of each layer.")]
-HeadSize = Annotated[int | None, _option(panel=MEMORY, metavar="N", help="Elements of a head.")]
-KvDtype = Annotated[str, _option(panel=MEMORY, metavar="DTYPE", help="Element of the KV cache: bfloat16, fp8, ...")]
+After = Annotated[str | None, option(panel=MEMORY, metavar="100:14ms", help="The same after a change.")]
+Concurrent = Annotated[int | None, option(panel=MEMORY, metavar="N", help="Requests at a time, with --room.")]
+Room = Annotated[int | None, option(panel=MEMORY, metavar="N", help="Requests that the KV cache has room for.")]
+Layers = Annotated[int | None, option(panel=MEMORY, metavar="N", help="Layers of the model.")]
+KvHeads = Annotated[int | None, option(panel=MEMORY, metavar="N", help="KV heads of each layer.")]
+HeadSize = Annotated[int | None, option(panel=MEMORY, metavar="N", help="Elements of a head.")]
+KvDtype = Annotated[str, option(panel=MEMORY, metavar="DTYPE", help="Element of the KV cache: bfloat16, fp8, ...")]
 KvCapacity = Annotated[
-    int | None, _option(panel=MEMORY, metavar="TOKENS", help="KV cache that the engine reports, in tokens.")
+    int | None, option(panel=MEMORY, metavar="TOKENS", help="KV cache that the engine reports, in tokens.")
 ]
-Mib = Annotated[float | None, _option(panel=MEMORY, metavar="MIB", help="Memory, to be told in tokens of KV cache.")]
+Mib = Annotated[float | None, option(panel=MEMORY, metavar="MIB", help="Memory, to be told in tokens of KV cache.")]
 Plot = Annotated[
-    str | None, _option(panel=OUTPUT, metavar="FILE", help="Draw timelines and gaps into a .png, .svg or .html file.")
+    str | None, option(panel=OUTPUT, metavar="FILE", help="Draw timelines and gaps into a .png, .svg or .html file.")
 ]
-Json = Annotated[bool, _option("--json", panel=OUTPUT, help="Print the result as JSON.")]
+Json = Annotated[bool, option("--json", panel=OUTPUT, help="Print the result as JSON.")]
 
 
 def account(

@@ -38,7 +38,8 @@ class Grouped(TyperCommand):
                 formatter.write_dl(records)
 
 
-def _option(*names: str, panel: str, help: str, **more: Any) -> Any:
+def option(*names: str, panel: str, help: str, **more: Any) -> Any:
+    """An option that the help lists under ``panel``."""
     return typer.Option(*names, rich_help_panel=panel, help=help, **more)
 
 
@@ -51,95 +52,93 @@ Source = Annotated[
         "log; - is standard input; without it: this machine's exporter, port 9464.",
     ),
 ]
-Forward = Annotated[str | None, _option(panel=SOURCE, metavar="NAME", help="Forward that is meant.")]
+Forward = Annotated[str | None, option(panel=SOURCE, metavar="NAME", help="Forward that is meant.")]
 Phase = Annotated[
-    str | None, _option(panel=SOURCE, metavar="NAME", help="Phase that is meant; by default all but prefill.")
+    str | None, option(panel=SOURCE, metavar="NAME", help="Phase that is meant; by default all but prefill.")
 ]
 Last = Annotated[
-    str | None, _option(panel=SOURCE, metavar="TIME", help="Window of a Prometheus server: 90s, 15m, 6h, 2d.")
+    str | None, option(panel=SOURCE, metavar="TIME", help="Window of a Prometheus server: 90s, 15m, 6h, 2d.")
 ]
 Until = Annotated[
     str | None,
-    _option(panel=SOURCE, metavar="TIME", help="End of the window, as 2026-11-30T12:00 (UTC); by default now."),
+    option(panel=SOURCE, metavar="TIME", help="End of the window, as 2026-11-30T12:00 (UTC); by default now."),
 ]
-Match = Annotated[str, _option(panel=SOURCE, metavar="LABELS", help="Series of the window, as 'job=\"vllm\"'.")]
-Timeout = Annotated[float, _option(panel=SOURCE, metavar="SECONDS", help="For each answer of a server.")]
+Match = Annotated[str, option(panel=SOURCE, metavar="LABELS", help="Series of the window, as 'job=\"vllm\"'.")]
+Timeout = Annotated[float, option(panel=SOURCE, metavar="SECONDS", help="For each answer of a server.")]
 
-Given = Annotated[
-    str | None, _option(panel=TODAY, metavar="1,2,4", help="Today's list, where SOURCE does not tell it.")
-]
+Given = Annotated[str | None, option(panel=TODAY, metavar="1,2,4", help="Today's list, where SOURCE does not tell it.")]
 Pad = Annotated[
     bool | None,
-    _option("--pad/--no-pad", panel=TODAY, help="Whether a larger bucket may serve a batch; by default as seen."),
+    option("--pad/--no-pad", panel=TODAY, help="Whether a larger bucket may serve a batch; by default as seen."),
 ]
 Engine = Annotated[
-    str | None, _option(panel=TODAY, metavar="NAME", help="graphprobe, vllm, sglang, tensorrt-llm or lmdeploy.")
+    str | None, option(panel=TODAY, metavar="NAME", help="graphprobe, vllm, sglang, tensorrt-llm or lmdeploy.")
 ]
 TensorParallel = Annotated[
-    int, _option(panel=TODAY, metavar="N", help="Ranks that share the rows of a step (vLLM's sequence parallelism).")
+    int, option(panel=TODAY, metavar="N", help="Ranks that share the rows of a step (vLLM's sequence parallelism).")
 ]
 Largest = Annotated[
     int | None,
-    _option(panel=TODAY, metavar="N", help="Limit that the engine is told, as vLLM's max_cudagraph_capture_size."),
+    option(panel=TODAY, metavar="N", help="Limit that the engine is told, as vLLM's max_cudagraph_capture_size."),
 ]
 MaxBatch = Annotated[
-    int | None, _option(panel=TODAY, metavar="N", help="Largest batch that is sent, which a graph must hold.")
+    int | None, option(panel=TODAY, metavar="N", help="Largest batch that is sent, which a graph must hold.")
 ]
-MaxSeqs = Annotated[int | None, _option(panel=TODAY, metavar="N", help="The same, as a number of requests.")]
-SpecTokens = Annotated[int, _option(panel=TODAY, metavar="N", help="Speculative tokens of a request.")]
+MaxSeqs = Annotated[int | None, option(panel=TODAY, metavar="N", help="The same, as a number of requests.")]
+SpecTokens = Annotated[int, option(panel=TODAY, metavar="N", help="Speculative tokens of a request.")]
 
 GraphTimes = Annotated[
     str | None,
-    _option(panel=TIMES, metavar="1:9.1,16:13.3", help="Milliseconds of a graph call by size; by default as measured."),
+    option(panel=TIMES, metavar="1:9.1,16:13.3", help="Milliseconds of a graph call by size; by default as measured."),
 ]
 EagerTimes = Annotated[
     str | None,
-    _option(panel=TIMES, metavar="1:42.9", help="Milliseconds of an eager call by size; or 42900us, 0.0429s."),
+    option(panel=TIMES, metavar="1:42.9", help="Milliseconds of an eager call by size; or 42900us, 0.0429s."),
 ]
 Steps = Annotated[
     str | None,
-    _option(panel=TIMES, metavar="FILE", help="Such times, and what graphs take, as benchmarks/steps.py writes them."),
+    option(panel=TIMES, metavar="FILE", help="Such times, and what graphs take, as benchmarks/steps.py writes them."),
 ]
 GraphMib = Annotated[
-    str | None, _option(panel=TIMES, metavar="20", help="MiB that a graph takes; or by size, as 1:20,16:25.")
+    str | None, option(panel=TIMES, metavar="20", help="MiB that a graph takes; or by size, as 1:20,16:25.")
 ]
 CaptureSeconds = Annotated[
-    str | None, _option(panel=TIMES, metavar="0.4", help="Seconds that a capture takes; or by size.")
+    str | None, option(panel=TIMES, metavar="0.4", help="Seconds that a capture takes; or by size.")
 ]
 
-MaxBuckets = Annotated[int | None, _option(panel=LIMITS, metavar="N", help="Most graphs of the proposal.")]
-MaxMib = Annotated[float | None, _option(panel=LIMITS, metavar="MIB", help="Most memory of its graphs.")]
+MaxBuckets = Annotated[int | None, option(panel=LIMITS, metavar="N", help="Most graphs of the proposal.")]
+MaxMib = Annotated[float | None, option(panel=LIMITS, metavar="MIB", help="Most memory of its graphs.")]
 MaxCaptureSeconds = Annotated[
-    float | None, _option(panel=LIMITS, metavar="SECONDS", help="Most time of its captures, together.")
+    float | None, option(panel=LIMITS, metavar="SECONDS", help="Most time of its captures, together.")
 ]
 CallsPerStart = Annotated[
     float | None,
-    _option(panel=LIMITS, metavar="N", help="Calls between two starts: the price of capture seconds."),
+    option(panel=LIMITS, metavar="N", help="Calls between two starts: the price of capture seconds."),
 ]
 GibWorth = Annotated[
     float | None,
-    _option(panel=LIMITS, metavar="PERCENT", help="Share of the time that a GiB is worth: the price of memory."),
+    option(panel=LIMITS, metavar="PERCENT", help="Share of the time that a GiB is worth: the price of memory."),
 ]
 Threshold = Annotated[
     float,
-    _option(
+    option(
         panel=LIMITS, metavar="PERCENT", min=0, max=99, help="Gain below which the answer is to keep what there is."
     ),
 ]
 
 Plot = Annotated[
     str | None,
-    _option(panel=OUTPUT, metavar="FILE", help="Draw time against graphs into a .png, .svg or .html file."),
+    option(panel=OUTPUT, metavar="FILE", help="Draw time against graphs into a .png, .svg or .html file."),
 ]
-Json = Annotated[bool, _option("--json", panel=OUTPUT, help="Print the answer as JSON.")]
+Json = Annotated[bool, option("--json", panel=OUTPUT, help="Print the answer as JSON.")]
 
 Simulate = Annotated[
     str | None,
-    _option(
+    option(
         panel=TRIED, metavar="TRACE", help="CSV of requests to try both lists on; without SOURCE it is the traffic."
     ),
 ]
-Speed = Annotated[float, _option(panel=TRIED, metavar="X", help="How much faster the requests of TRACE arrive.")]
+Speed = Annotated[float, option(panel=TRIED, metavar="X", help="How much faster the requests of TRACE arrive.")]
 Check = Annotated[
-    bool, _option("--check", panel=TRIED, help="Only tell whether --buckets cover --max-seqs, before any traffic.")
+    bool, option("--check", panel=TRIED, help="Only tell whether --buckets cover --max-seqs, before any traffic.")
 ]

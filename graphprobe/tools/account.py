@@ -7,7 +7,6 @@ the GPU waited for the host; what the third takes more than the second is work p
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from graphprobe.attributes import modules_behind
 from graphprobe.buckets import Buckets
 from graphprobe.errors import ConfigError
+from graphprobe.graphed import unfinished
 from graphprobe.tools import stepping
 from graphprobe.tools.balance import Account
 from graphprobe.tools.cards import datasheet
@@ -113,11 +113,8 @@ def _on_device(name: str, device: torch.device, calls: list[Call], compile: bool
 def _calls(fn: Any, args: Any, kwargs: dict[str, Any], batches: Iterable[int] | None) -> list[Call]:
     if not callable(fn):
         raise ConfigError(f"account needs a forward to call, got {type(fn).__name__}")
-    for kind in ("coroutinefunction", "generatorfunction", "asyncgenfunction"):
-        if any(getattr(inspect, f"is{kind}")(one) for one in (fn, type(fn).__call__)):
-            raise ConfigError(
-                f"a forward that is a {kind[:-8]} has not run when it returns", "give the function inside"
-            )
+    if kind := unfinished(fn) or unfinished(type(fn).__call__):
+        raise ConfigError(f"a forward that is a {kind} has not run when it returns", "give the function inside")
     sizes = None if batches is None else Buckets(batches).sizes
     if callable(args):
         if sizes is None:

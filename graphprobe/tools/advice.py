@@ -103,7 +103,7 @@ class Advice:
     def plan(self) -> Plan:
         """What to run with: today's list where it is kept, no graph where eager steps are faster, else the best one."""
         if self.do == EAGER and self.eager_seconds is not None:
-            return Plan((), self.eager_seconds, 0.0, 0.0, 0, 0, 0.0)
+            return _without_graphs(self.eager_seconds)
         return self.now if self.keep and self.now is not None else self.best
 
     @property
@@ -212,11 +212,16 @@ def _grid(advice: Advice) -> list[str]:
     """No graph at all, today's list and the best one, side by side."""
     rows = [["", "hit rate", "ms/call", "rows padded", "per call", "graphs", "MiB", "capture s"]]
     if advice.eager_seconds is not None:
-        rows.append(["eager", *_cells(Plan((), advice.eager_seconds, 0.0, 0.0, 0, 0, 0.0))])
+        rows.append(["eager", *_cells(_without_graphs(advice.eager_seconds))])
     plans = {"now": advice.now, "best": advice.best}
     rows += [[name, *_cells(plan)] for name, plan in plans.items() if plan is not None]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join([f"{row[0]:<{widths[0]}}", *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+
+
+def _without_graphs(seconds: float) -> Plan:
+    """What calls of so many seconds each make without any graph."""
+    return Plan((), seconds, 0.0, 0.0, 0, 0, 0.0)
 
 
 def _cells(plan: Plan) -> list[str]:

@@ -12,7 +12,8 @@ from torch._C._autograd import DeviceType, _profiler_enabled
 from graphprobe.errors import SourceError
 from graphprobe.tools.timeline import Timeline, Work
 
-KINDS = {"memcpy": "memcpy", "memset": "memset"}
+COPIES = ("memcpy", "memset")
+"""Kinds of work that are no kernels; their names begin so."""
 
 
 def recorded(run: Callable[[], Any], device: torch.device) -> Timeline:
@@ -65,7 +66,7 @@ def _launch(event: Any) -> bool:
 
 
 def _kind(name: str) -> str:
-    return next((kind for prefix, kind in KINDS.items() if name.lower().startswith(prefix)), "kernel")
+    return next((kind for kind in COPIES if name.lower().startswith(kind)), "kernel")
 
 
 def _index(device: torch.device) -> int:

@@ -232,7 +232,7 @@ def _recorded(run: Callable[[], Any], device: torch.device) -> tuple[Timeline | 
         found = recorded(run, device)
     except SourceError as error:
         return None, None, [f"kernels were not counted: {error}"]
-    return found, sum(work.kind == "kernel" for work in found.works), []
+    return found, found.kernels, []
 
 
 def _wait(device: torch.device) -> None:
