@@ -135,8 +135,9 @@ def memory() -> str:
         total = sum(step.pool_bytes or 0 for step in account.steps)
         one = PROBES[name]["pool"]["16"]
         alone = f"{one['ours'] / 2**20:.1f}, {one['reserved'] / 2**20:.1f}"
-        rows.append((NAMES[name], f"{total / 2**20:.1f}", alone))
-    return table(("model", "pool of 5 graphs, MiB", "one of 16 rows: pool, reserve grew by"), rows)
+        driver = "-" if account.residual_bytes is None else f"{account.residual_bytes / 2**20:.1f}"
+        rows.append((NAMES[name], f"{total / 2**20:.1f}", driver, alone))
+    return table(("model", "pool of 5 graphs, MiB", "driver", "one of 16 rows: pool, reserve grew by"), rows)
 
 
 def prefills() -> str:
