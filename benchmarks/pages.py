@@ -5,6 +5,7 @@ python benchmarks/pages.py
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -192,4 +193,5 @@ A count took 0.19 or 0.34 us on this host, by rounds and not by routes: a ratio 
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     (DOCS / "gpu.md").write_text(page())

@@ -11,23 +11,21 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+import sys
+from types import ModuleType
 
 from graphprobe.buckets import coverage, decode_buckets
 from graphprobe.errors import CaptureError, ConfigError, DidNotInstrument, GraphprobeError, SourceError
 from graphprobe.ledger import LEDGER, ignore
-
-# Loading a submodule binds its name here, once. These two are loaded now, so that no later import of theirs can
-# put the module in the place of the function of the same name.
 from graphprobe.observe import observe
 from graphprobe.reasons import FallbackReason
-from graphprobe.snapshot import Snapshot
 
+TYPE_CHECKING = False  # see errors
 if TYPE_CHECKING:
     from graphprobe.export.exporter import start_exporter
     from graphprobe.export.otel import start_otel
     from graphprobe.graphed import capture
+    from graphprobe.snapshot import Snapshot
     from graphprobe.tools.account import account
     from graphprobe.tools.advisor import advise
     from graphprobe.tools.table import table
@@ -56,6 +54,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Snapshot": "graphprobe.snapshot",
     "account": "graphprobe.tools.account",
     "advise": "graphprobe.tools.advisor",
     "capture": "graphprobe.graphed",
@@ -75,11 +74,23 @@ def __dir__() -> list[str]:
     return [*__all__, "__version__"]
 
 
+class _Package(ModuleType):
+    # An import of a submodule binds its name in the package: not over a function that has the same name.
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in ("observe", "snapshot") or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
 # Hidden from type checkers, to which it would make every misspelt name valid.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         if name not in _LAZY:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
         value = globals()[name] = getattr(import_module(_LAZY[name]), name)
         return value

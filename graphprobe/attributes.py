@@ -20,8 +20,9 @@ from graphprobe.signature import canonical, constant
 ITEMS = 16
 """Items up to which a container is compared by what it holds, beyond by its identity and length."""
 
-PAUSE = 0.1
-"""Seconds between two looks at the modules of a graph at least: one costs about a microsecond per module."""
+PAUSE, QUICK = 0.1, 50e-6
+"""Seconds between two looks at the modules of a graph at least, where a look takes ``QUICK`` seconds; where it takes
+longer (2 to 4 us per module), so many times as long: 1/2000 of the time."""
 
 DEPTH = 4
 """Containers in containers that are compared by what they hold; a dict counts twice."""
@@ -223,6 +224,11 @@ def _refill(value: Any, content: Any) -> None:
         value.update(content)
 
 
+def _settled(value: Any) -> bool:
+    """Whether a plain value stays what it is as long as it is the same object."""
+    return constant(value) or (type(value) is tuple and all(map(_settled, value)))
+
+
 class _Known:
     """One module as a graph has baked it in: its class, plain attributes, functions, submodules and hooks."""
 
@@ -236,14 +242,14 @@ class _Known:
         self._now = _shown(module)
         # Kept, so that no other value gets their addresses.
         self._held = [value for name, value in settings(module) if name in self._now]
-        self._filled = [(name, value) for name, value in settings(module) if type(value) in CONTAINERS and plain(value)]
+        self._filled = [(name, value) for name, value in settings(module) if plain(value) and not _settled(value)]
 
     def _look(self, module: torch.nn.Module) -> tuple[Any, ...]:
         """All that may matter, by identity: one look costs less than telling what does matter."""
         here = module.__dict__
         hooks = () if self._own else (*here["_forward_hooks"], *here["_forward_pre_hooks"])
-        tensors = (*map(id, here["_parameters"].values()), *map(id, here["_buffers"].values()))
-        return type(module), hooks, (*map(id, here["_modules"].values()), *tensors), (*map(id, here.values()),)
+        held = [*here["_modules"].values(), *here["_parameters"].values(), *here["_buffers"].values()]
+        return type(module), hooks, [*map(id, held)], [*map(id, here.values())]
 
     def changed(self) -> str:
         """What is not as it was, as text; empty where nothing is."""
@@ -284,12 +290,14 @@ class Settings:
 
     def __init__(self, modules: list[torch.nn.Module], owner: Any = None) -> None:
         self._known = [_Known(module, module is owner) for module in modules]
-        self._looked = time.monotonic()
+        self._looked, self._took = time.monotonic(), 0.0
 
     def changed(self) -> str:
         """What is not as it was, as text; empty where nothing is, or it was looked at just now."""
-        now = time.monotonic()
-        if now < self._looked + PAUSE:
+        began = time.monotonic()
+        if began < self._looked + PAUSE * max(1.0, self._took / QUICK):
             return ""
-        self._looked = now
-        return next((found for known in self._known if (found := known.changed())), "")
+        found = next((found for known in self._known if (found := known.changed())), "")
+        self._looked = time.monotonic()
+        self._took = self._looked - began
+        return found

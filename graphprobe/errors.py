@@ -13,10 +13,9 @@ forward stays eager. ``GRAPHPROBE_STRICT=1`` raises it instead, which graphprobe
 
 from __future__ import annotations
 
-import logging
 import os
 
-logger = logging.getLogger("graphprobe")
+TYPE_CHECKING = False  # typing is a third of what `import graphprobe` takes
 
 
 class GraphprobeError(Exception):
@@ -65,6 +64,20 @@ internal_errors: dict[str, int] = {}
 """Failures of graphprobe itself in this process, by place; read by the exporters."""
 
 
+def log(level: int, message: str, *values: object, error: BaseException | None = None) -> None:
+    """Log for what `import graphprobe` loads: logging itself comes with the first message."""
+    try:
+        import logging
+    except ImportError:
+        # The interpreter is ending, and nothing was logged before.
+        return
+    logging.getLogger("graphprobe").log(level, message, *values, exc_info=error)
+
+
+WARNING, ERROR = 30, 40
+"""Levels of logging."""
+
+
 def strict() -> bool:
     """Whether graphprobe's own failures are raised (``GRAPHPROBE_STRICT=1``)."""
     return os.environ.get("GRAPHPROBE_STRICT", "") not in ("", "0")
@@ -76,4 +89,4 @@ def internal_error(where: str, error: BaseException) -> None:
     if strict():
         raise error
     if internal_errors[where] == 1:
-        logger.error("graphprobe recorded less; your forward is unaffected (%s)", where, exc_info=error)
+        log(ERROR, "graphprobe recorded less; your forward is unaffected (%s)", where, error=error)

@@ -6,6 +6,7 @@ Counts need no feed, since a reader copies them. Standard library only.
 from __future__ import annotations
 
 import contextvars
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -55,6 +56,15 @@ class Feed:
             self._events.append(event)
         else:
             self.dropped += 1
+
+    def measured(self, forward: str, phase: str, path: str, mode: str, bucket: int | None, seconds: float) -> None:
+        """Put a measured forward; see `Measured`."""
+        self.put(Measured(forward, phase, path, mode, bucket, seconds))
+
+    def captured(self, forward: str, bucket: int, outcome: str, seconds: float, growth: int | None) -> None:
+        """Put an attempt to capture that ends now, in this thread; see `Captured`."""
+        ended, context = time.time_ns(), contextvars.copy_context()
+        self.put(Captured(forward, bucket, outcome, seconds, growth, ended, context))
 
     def drain(self) -> Iterator[Measured | Captured]:
         """Take what is there, oldest first."""

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, overload
 
 import torch
 
+from graphprobe.buckets import as_size
 from graphprobe.errors import ConfigError
 from graphprobe.graphs import GraphSet
 from graphprobe.ledger import LEDGER, Forward
@@ -126,7 +127,10 @@ def _dress(wrapper: Any, function: Any) -> None:
 
 
 class GraphedCallable:
-    """A forward with graphs. Call it as the forward itself."""
+    """A forward with graphs. Call it as the forward itself: that runs it by graph where one serves the call."""
+
+    # A slot, so that a call goes from C into the dispatch without a frame of ours in between.
+    __slots__ = ("__call__", "__dict__", "__weakref__")
 
     __name__: str
     __qualname__: str
@@ -156,22 +160,13 @@ class GraphedCallable:
         options.check_names(caller.parameters, label)
         self._entry = _entry(label, options)
         self._graphs = GraphSet(options, caller, self._entry, self._invoker(), self._module)
-        self._dispatch = self._graphs.hot_path()
+        self.__call__ = self._graphs.serves(self, self._owner)
 
     def _invoker(self) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
         function = self._function
         if self._owned:
             return lambda owner, args, kwargs: function(owner, *args, **kwargs)
         return lambda owner, args, kwargs: function(*args, **kwargs)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward, by graph where one serves this call."""
-        owner = self._owner
-        if owner is not None:
-            owner = owner()
-            if owner is None:
-                raise ReferenceError(f"the object that {self!r} belongs to is gone")
-        return self._dispatch(owner, args, kwargs)
 
     @property
     def __self__(self) -> Any:
@@ -195,6 +190,28 @@ class GraphedCallable:
         """
         owner = None if self._owner is None else self._owner()
         return warm_up(self._graphs, owner, make_inputs, progress)
+
+    def inputs(self, bucket: int, batch_size: int | None = None) -> dict[str, torch.Tensor]:
+        """The static inputs of the graph of ``bucket``, by argument: write into them, pass them, and nothing is copied.
+
+        Each is ``[batch_size, ...]`` along its batch dimension; the default is the whole bucket, less needs ``pad=``.
+        They are the graph's memory until it is dropped, and plain tensors afterwards. ConfigError where no graph of the
+        bucket is there (call ``warmup`` first), or where calls of several kinds have one.
+        """
+        bucket = as_size(bucket, "bucket")
+        size = bucket if batch_size is None else as_size(batch_size, "batch_size")
+        found = self._graphs.captures.signatures.of(bucket)
+        if len(found) != 1:
+            hint = "call warmup() first" if not found else "keep the tensors of one kind of call"
+            raise ConfigError(f"{len(found)} graphs of bucket {bucket} have static inputs, it must be one", hint)
+        if size > bucket or (size < bucket and not self._options.padded):
+            raise ConfigError(f"batch_size {size} is not served by bucket {bucket}", "pass pad= for smaller ones")
+        staging, rows = found[0].staging, size * self._options.rows_per_unit
+        if rows not in staging.handed:
+            # Routes copy as if nobody else could write there.
+            self._graphs.plans.forget()
+        views = staging.hand_out(rows)
+        return {item.path: view for item, view in zip(staging.inputs, views, strict=True)}
 
     def snapshot(self) -> ForwardSnapshot:
         """A frozen copy of this forward's counts."""
@@ -245,9 +262,7 @@ class _Decorated(GraphedCallable):
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         # Reached only where the function was put on a class after the class was made.
         return (
-            self
-            if instance is None
-            else BoundGraphed(GraphedMethod(self._function, self._options, self.__name__), instance)
+            self if instance is None else GraphedMethod(self._function, self._options, self.__name__).__get__(instance)
         )
 
 
@@ -277,8 +292,16 @@ class GraphedMethod:
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if self._of_class:
-            return BoundGraphed(self, owner)
-        return self if instance is None else BoundGraphed(self, instance)
+            return BoundGraphed(self, owner, self.graphed(owner))
+        if instance is None:
+            return self
+        try:
+            graphed = instance.__dict__[self._key].graphed
+        except (AttributeError, KeyError):
+            return BoundGraphed(self, instance, self.graphed(instance))
+        if graphed._owner() is not instance:
+            graphed = self.graphed(instance)
+        return BoundGraphed(self, instance, graphed)
 
     def __call__(self, instance: Any, *args: Any, **kwargs: Any) -> Any:
         """``Class.method(instance, ...)``."""
@@ -339,18 +362,14 @@ def _nothing() -> None:
 
 
 class BoundGraphed:  # noqa: D101 - it shows the method's docstring
-    # ``instance.method``: keeps the instance alive as a bound method does.
-    __slots__ = ("__func__", "__self__", "_dispatch", "_graphed")
+    # ``instance.method``: keeps the instance alive as a bound method does. Made at each look-up, so it is made cheaply.
+    __slots__ = ("__call__", "__func__", "__self__", "_graphed")
 
-    def __init__(self, method: GraphedMethod, instance: Any) -> None:
+    def __init__(self, method: GraphedMethod, instance: Any, graphed: GraphedCallable) -> None:
         self.__func__ = method
         self.__self__ = instance
-        self._graphed = method.graphed(instance)
-        self._dispatch = self._graphed._dispatch
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the method, by graph where one serves this call."""
-        return self._dispatch(self.__self__, args, kwargs)
+        self._graphed = graphed
+        self.__call__ = graphed.__call__
 
     @property
     def __doc__(self) -> str | None:  # type: ignore[override]
@@ -368,14 +387,17 @@ class BoundGraphed:  # noqa: D101 - it shows the method's docstring
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.__wrapped__)
 
+    @property
+    def enabled(self) -> bool:
+        """Whether graphs may serve calls."""
+        return self._graphed.enabled
+
+    @enabled.setter
+    def enabled(self, value: bool) -> None:
+        self._graphed.enabled = value
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._graphed, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in BoundGraphed.__slots__:
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self._graphed, name, value)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BoundGraphed) and (self._graphed, self.__self__) == (other._graphed, other.__self__)

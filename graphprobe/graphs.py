@@ -16,7 +16,8 @@ from graphprobe.captures import Captures, capturing
 from graphprobe.decisions import AUTOGRAD, CHANGES, Decider
 from graphprobe.dispatch import EAGER, Decision
 from graphprobe.errors import ConfigError, internal_error
-from graphprobe.ledger import Cell, Forward, add, ignore_active, ignored
+from graphprobe.hits import hit
+from graphprobe.ledger import Cell, Forward, add, ignored
 from graphprobe.options import Options
 from graphprobe.outputs import described
 from graphprobe.plans import MOST, Plans
@@ -28,6 +29,7 @@ from graphprobe.routes import (
     Schedule,
     Serve,
     Strays,
+    Tensors,
     eager_route,
     graph_route,
     strays,
@@ -55,48 +57,47 @@ class GraphSet:
         self.decider = Decider(options, entry, self.captures, self._describer, module)
         self._invoke = invoke
         self._module = module
+        self._wrapper: Callable[[], Any] = _nobody
+        self._whose: Callable[[], Any] | None = None
         _LIVING.add(self)
 
-    def hot_path(self) -> Callable[[Any, Args, Kwargs], Any]:
-        """The function (owner, args, kwargs) -> result that serves a call; what it looks up is bound once."""
+    def serves(self, wrapper: Any, whose: Callable[[], Any] | None) -> Callable[..., Any]:
+        """Serve ``wrapper`` from now on, whose forward belongs to ``whose()``; returns its first ``__call__``."""
+        self._wrapper, self._whose = weakref.ref(wrapper), whose
+        return self.dispatch
+
+    def dispatch(self, *args: Any, **kwargs: Any) -> Any:
+        """Serve a call of any kind. After one that a graph served, calls like it go by the hit of its route."""
+        owner = self._owner()
         if self._describer.varies:
-            return self._varying
-        plan_of, module, turn = self.plans.hot.get, self._module, self.captures.turn
-        elsewhere, slow, grad_now, active = self._elsewhere, self._slow, torch.is_grad_enabled, ignore_active
-        modes_now, sample = function_modes, self._sample
+            return self._varying(owner, args, kwargs)
+        plan = self.plans.hot.get((len(args), *kwargs) if kwargs else len(args))
+        tensors = None if plan is None else args if plan.pick is None else plan.pick(args, kwargs)
+        route = None if plan is None or tensors is None else plan.find(plan.size(tensors), tensors)
+        if route is None or not self._holds(route, owner):
+            return self._elsewhere(owner, args, kwargs)
+        result = self._serve(route, (owner, args, kwargs, tensors, [0] if ignored() else route.cell))
+        if result is MISS:
+            return self._slow(owner, args, kwargs)
+        if route.hit is not None and (wrapper := self._wrapper()) is not None:
+            # Threads that share the turn wait for one another, which a hit does not.
+            wrapper.__call__ = self.dispatch if self.captures.turn.shared else route.hit
+        return result
 
-        def dispatch(owner: Any, args: Args, kwargs: Kwargs) -> Any:
-            plan = plan_of((len(args), *kwargs) if kwargs else len(args))
-            if plan is None:
-                return slow(owner, args, kwargs)
-            pick = plan.pick
-            tensors = args if pick is None else pick(args, kwargs)
-            route = plan.last
-            if tensors is None or route is None or not route.guard(*tensors):
-                return elsewhere(owner, args, kwargs)
-            if route.strays is not None and route.strays(tensors):
-                return elsewhere(owner, args, kwargs)
-            if (
-                (route.grad is not None and route.grad is not grad_now())
-                or modes_now() != route.modes
-                or (module and owner.training is not route.training)
-            ):
-                return slow(owner, args, kwargs)
-            cell = [0] if active[0] and ignored() else route.cell
-            tick = route.tick
-            tick[0] -= 1
-            if tick[0]:
-                result = route.serve(owner, args, kwargs, tensors, cell)
-            else:
-                result = sample(route, (owner, args, kwargs, tensors, cell))
-            if result is WAIT:
-                result = turn.serve(route.serve, (owner, args, kwargs, tensors, cell))
-            return slow(owner, args, kwargs) if result is MISS else result
+    def sampled(self, route: Route, args: Args, kwargs: Kwargs, tensors: Tensors) -> Any:
+        """Serve a call of a route whose guards hold and that is due to be sampled."""
+        owner = self._owner()
+        result = self._serve(route, (owner, args, kwargs, tensors, route.cell))
+        return self._slow(owner, args, kwargs) if result is MISS else result
 
-        return dispatch
+    def _owner(self) -> Any:
+        owner = None if self._whose is None else self._whose()
+        if owner is None and self._whose is not None:
+            raise ReferenceError(f"the object that {self._wrapper()!r} belongs to is gone")
+        return owner
 
     def _elsewhere(self, owner: Any, args: Args, kwargs: Kwargs) -> Any:
-        """Serve by another route or plan of the spelling, where the last one does not fit."""
+        """Serve by another plan of the spelling, where the last one does not fit."""
         spelling = (len(args), *kwargs) if kwargs else len(args)
         for plan in self.plans.recent(spelling):
             tensors = args if plan.pick is None else plan.pick(args, kwargs)
@@ -163,7 +164,8 @@ class GraphSet:
             internal_error("dispatch", error)
             decision = Decision(EAGER, reason=FallbackReason.UNKNOWN)
         if decision.is_graph and signature is not None:
-            result, reason = self._obey(owner, call, decision, signature, generation)
+            # The generation of now: a capture has everything decided anew, this call is what it was made for.
+            result, reason = self._obey(owner, call, decision, signature, self.plans.generation)
             if result is not MISS:
                 return result
             decision = self.decider.decline(decision, reason)
@@ -178,7 +180,7 @@ class GraphSet:
         assert backend is not None and decision.bucket is not None
         captured = signature.graphs[decision.bucket]
         dims = self.decider.dims(signature) if call.rows != captured.rows else None
-        work = GraphWork(captured, backend, call.rows, call.size, dims, self.options)
+        work = GraphWork(captured, backend, call, dims, self.options)
         cell = self.entry.graph_cell(call.size, decision.bucket, call.phase)
         schedule = self.sampler.graph_schedule(captured, call.rows)
         route = self._made(owner, call, decision, cell, graph_route(work, turn), schedule, work, signature)
@@ -283,17 +285,21 @@ class GraphSet:
         sampled = self.sampler.sampled(decision, call.phase, work)
         # Nothing takes part in autograd in inference mode, which the guard compares.
         grad = None if torch.is_inference_mode_enabled() else is_grad_enabled()
-        return Route(decision, cell, guard, grad, function_modes(), training, check, serve, schedule, sampled)
+        return Route(decision, cell, guard, grad, function_modes(), training, check, serve, schedule, sampled, work)
 
     def _remember(self, call: Call, route: Route, generation: int) -> None:
         """Serve calls like this one by a route, unless graphs have changed since it was decided."""
-        if call.batch is None or (generation != self.plans.generation and not route.decision.is_graph):
+        if call.batch is None or generation != self.plans.generation:
             return
         plan = self.plans.plan(call, self._describer)
         if len(plan.routes) < MOST:
             shown = plan.size(call.tensors)
             plan.put((shown, *call.asked) if self._describer.varies else shown, route)
             self.plans.serve_by(call.spelling, plan)
+            if route.hit is None and not self._describer.varies:
+                # A weak reference: a cycle would keep the graphs until the next collection.
+                module, graphs = self._whose if self._module else None, weakref.ref(self)
+                route.hit = hit(route, plan, call.spelling, self.captures.turn, module, graphs)
 
     @property
     def enabled(self) -> bool:
@@ -363,6 +369,10 @@ PASSING = frozenset(
     }
 )
 """Reasons of one call, not of the next one like it."""
+
+
+def _nobody() -> None:
+    return None
 
 
 def _while_distributed(check: Strays | None) -> Strays:

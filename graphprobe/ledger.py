@@ -7,23 +7,22 @@ that is all a count costs. Nothing here knows a metrics client. Standard library
 from __future__ import annotations
 
 import contextlib
-import contextvars
-import logging
 import os
 import sys
 import threading
-import time
 import weakref
 from bisect import bisect_left
 from collections.abc import Iterator
 
 from graphprobe import errors
 from graphprobe.buckets import Buckets
-from graphprobe.feed import Captured, Feed, Measured
 from graphprobe.reasons import FallbackReason
-from graphprobe.snapshot import ForwardSnapshot, Row, Snapshot, Times
+from graphprobe.unhurried import unhurried
 
-logger = logging.getLogger("graphprobe")
+TYPE_CHECKING = False  # see errors
+if TYPE_CHECKING:
+    from graphprobe.feed import Feed
+    from graphprobe.snapshot import ForwardSnapshot, Snapshot
 
 Cell = list[int]
 """One count. ``cell[0] += 1`` loses nothing under the GIL: no bytecode in between may switch threads."""
@@ -133,7 +132,7 @@ class Forward:
             row[bisect_left(BOUNDS, seconds)] += 1
             row[-1] += seconds
         for feed in self.feeds:
-            feed.put(Measured(self.name, phase, path, mode, bucket, seconds))
+            feed.measured(self.name, phase, path, mode, bucket, seconds)
 
     def captured(self, bucket: int, outcome: str, seconds: float, growth: int | None) -> None:
         """Record one attempt to capture ``bucket``; ``outcome`` is ok, error or oom; ``growth`` in bytes."""
@@ -148,18 +147,15 @@ class Forward:
                     self.holders[0].buckets |= {bucket}
                 if growth is not None:
                     self.pool_growth[bucket] = growth
-        if self.feeds:
-            context = contextvars.copy_context()
-            event = Captured(self.name, bucket, outcome, seconds, growth, time.time_ns(), context)
-            for feed in self.feeds:
-                feed.put(event)
+        for feed in self.feeds:
+            feed.captured(self.name, bucket, outcome, seconds, growth)
 
     def mismatch(self, bucket: int) -> None:
         """Count one graph result that differed from eager."""
         with self._lock:
             self.mismatches[bucket] = self.mismatches.get(bucket, 0) + 1
 
-    def explain(self, key: str, text: str, level: int = logging.WARNING) -> None:
+    def explain(self, key: str, text: str, level: int = errors.WARNING) -> None:
         """Keep ``text`` as the cause under ``key`` and log it the first time the key is seen."""
         with self._lock:
             known = key in self.causes
@@ -168,7 +164,7 @@ class Forward:
             elif not known:
                 return
         if not known:
-            logger.log(level, "%s: %s", self.name, text)
+            errors.log(level, "%s: %s", self.name, text)
 
     def forget(self) -> None:
         """Start from zero in a forked child; cells that were handed out go on counting from zero."""
@@ -182,18 +178,24 @@ class Forward:
 
     def snapshot(self) -> ForwardSnapshot:
         """A frozen copy; safe from any thread, holds no lock that a forward takes for counting."""
+        # Not above: its import is most of the package's, and dear beside a forward only once.
+        from graphprobe.snapshot import ForwardSnapshot, Row, Times
+
         # copy() and not list(items()), whose new tuples may start a garbage collection and with it another thread.
         rows = [
-            Row(size, "graph", bucket, None, cell[0], cell[0] * max(0, bucket - size), phase, mode)
-            for (phase, mode, size, bucket), cell in self.graph.copy().items()
+            Row(size, "graph", bucket, None, calls, calls * max(0, bucket - size), phase, mode)
+            for (phase, mode, size, bucket), cell in unhurried(self.graph.copy().items())
+            if (calls := cell[0])
         ]
         rows += [
-            Row(size, "eager", None, reason, cell[0], 0, phase, "")
-            for (phase, size, reason), cell in self.eager.copy().items()
+            Row(size, "eager", None, reason, calls, 0, phase, "")
+            for (phase, size, reason), cell in unhurried(self.eager.copy().items())
+            if (calls := cell[0])
         ]
+        ordered = sorted((row.order(), row) for row in unhurried(rows))
         times = {
             key: Times(int(sum(row[:-1])), row[-1], tuple(int(n) for n in row[:-1]))
-            for key, row in ((key, list(row)) for key, row in self.times.copy().items())
+            for key, row in ((key, list(row)) for key, row in unhurried(self.times.copy().items()))
         }
         captures: dict[int, int] = {}
         outcomes: dict[tuple[int, str], int] = self.captures.copy()
@@ -207,7 +209,7 @@ class Forward:
             role=self.role,
             backend=self.backend,
             phases=self.phases,
-            rows=tuple(row for row in sorted(rows, key=Row.order) if row.calls),
+            rows=tuple(row for _, row in ordered),
             times=times,
             captures=captures,
             capture_outcomes=outcomes,
@@ -261,6 +263,8 @@ class Ledger:
 
     def snapshot(self) -> Snapshot:
         """A frozen copy of everything; safe from any thread."""
+        from graphprobe.snapshot import Snapshot
+
         seen = self.replays_seen
         return Snapshot(
             forwards={name: entry.snapshot() for name, entry in self.forwards.copy().items()},
@@ -323,5 +327,11 @@ def _after_fork() -> None:
         ledger.forget()
 
 
+def _before_fork() -> None:
+    # A thread that is importing it holds a lock that the child would wait for.
+    if "graphprobe.snapshot" in sys.modules:
+        from graphprobe import snapshot as snapshot
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork)

@@ -10,7 +10,6 @@ back to a finer step, so no counter falls.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import glob
 import importlib.metadata
@@ -18,14 +17,14 @@ import logging
 import os
 import re
 import sys
-import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from graphprobe.reasons import FallbackReason
 from graphprobe.snapshot import ForwardSnapshot, Row, Snapshot, Times
+from graphprobe.unhurried import unhurried
 
 logger = logging.getLogger("graphprobe")
 
@@ -251,13 +250,32 @@ class Distribution(NamedTuple):
 Value = float | Distribution
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One label set of one metric. ``labels`` has the labels of the metric, in its order."""
+class Series:
+    """A metric and one set of its labels, in its order. ``kept`` is what a reader made of it at its last look."""
 
-    metric: Metric
-    labels: Mapping[str, str]
+    __slots__ = ("kept", "labels", "metric")
+
+    def __init__(self, metric: Metric, labels: Mapping[str, str]) -> None:
+        self.metric = metric
+        self.labels = labels
+        self.kept: Any = None
+
+
+class Sample(NamedTuple):
+    """The value of one series."""
+
+    series: Series
     value: Value
+
+    @property
+    def metric(self) -> Metric:
+        """The metric of the series."""
+        return self.series.metric
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The labels of the metric, in its order."""
+        return self.series.labels
 
 
 class Step(NamedTuple):
@@ -307,34 +325,76 @@ STEPS = (
 )
 """From the contract's labels to one label set per reason. The first two differ by zero rows only: they fold nothing."""
 
-BREATH = 32
-"""Points after which a reader gives way to other threads."""
-
-Point = tuple[Metric, dict[str, "str | int | None"], Value]
+Point = tuple[Metric, tuple["str | int | None", ...], Value]
+"""A metric of a forward, what its labels stand for (all but the first, which is ``forward``), and the value."""
 
 
-def forward_samples(forward: ForwardSnapshot) -> tuple[list[Sample], int]:
-    """The samples of one forward within ``LIMIT``, and how many times its labels had to be folded for that."""
-    points = list(_points(forward))
+class Wording:
+    """The labels of one forward at one step, as text. Kept by a reader: they are the same at its next look."""
+
+    def __init__(self, name: str, buckets: Sequence[int], step: Step) -> None:
+        self._name = text(name)
+        self._buckets = buckets
+        self._step = step
+        self.too_many = False
+        """Whether more than ``LIMIT`` were found once: label sets grow in number, so a reader need not look again."""
+        self.known: dict[tuple[Metric, tuple[str | int | None, ...]], Series] = {}
+        """The series of points that were seen."""
+        self._sets: dict[tuple[Metric, tuple[str, ...]], Series] = {}
+
+    def learn(self, metric: Metric, raw: tuple[str | int | None, ...]) -> Series:
+        """The series of a point: one object for all points that fold into it."""
+        names = metric.labels[1:]
+        values = (self._name, *(self._written(*pair) for pair in zip(names, raw, strict=True)))
+        made = Series(metric, dict(zip(metric.labels, values, strict=True)))
+        self.known[metric, raw] = self._sets.setdefault((metric, values), made)
+        return self.known[metric, raw]
+
+    def _written(self, label: str, value: str | int | None) -> str:
+        if value is None:
+            return ""
+        if label == "batch_size" and isinstance(value, int):
+            return self._step.size(value, self._buckets)
+        if label == "bucket" and isinstance(value, int):
+            return self._step.bucket(value)
+        return text(self._step.word(str(value)) if label in ("phase", "mode") else str(value))
+
+
+Memory = dict[tuple[str, tuple[int, ...], int], Wording]
+"""What a reader keeps from one look to the next, by forward, buckets and step."""
+
+
+def forward_samples(forward: ForwardSnapshot, memory: Memory | None = None) -> tuple[list[Sample], int]:
+    """The samples of one forward within ``LIMIT``, and how many times its labels had to be folded for that.
+
+    ``memory`` makes it faster and changes nothing.
+    """
+    memory = {} if memory is None else memory
+    points = list(unhurried(_points(forward)))
     spare = list(_spare_points(forward))
-    for folds, step in enumerate(STEPS[:-1], start=-1):
-        folded = _fold(points + spare if step.spare else points, step, forward)
-        if len(folded) <= LIMIT:
-            return folded, max(0, folds)
-    return _fold(points, STEPS[-1], forward), len(STEPS) - 2
+    for folds, step in enumerate(STEPS, start=-1):
+        key = (forward.name, forward.buckets, folds)
+        wording = memory.get(key) or memory.setdefault(key, Wording(forward.name, forward.buckets, step))
+        if wording.too_many:
+            continue
+        folded = _fold(points + spare if step.spare else points, wording)
+        wording.too_many = len(folded) > LIMIT and step is not STEPS[-1]
+        if not wording.too_many:
+            break
+    return [Sample(series, value) for series, value in unhurried(folded.items())], max(0, folds)
 
 
 def process_samples(snapshot: Snapshot, folds: int = 0, build: Mapping[str, str] | None = None) -> list[Sample]:
     """The samples that belong to no forward; ``folds`` is the sum over all forwards, ``build`` the build info."""
-    found = [Sample(INTERNAL_ERRORS, {"where": "label_limit"}, folds)]
-    found += [Sample(INTERNAL_ERRORS, {"where": text(w)}, n) for w, n in snapshot.internal_errors.items()]
+    found = [Sample(Series(INTERNAL_ERRORS, {"where": "label_limit"}), folds)]
+    found += [Sample(Series(INTERNAL_ERRORS, {"where": text(w)}), n) for w, n in snapshot.internal_errors.items()]
     found += [
-        Sample(HOOK_BOUND, {"engine": text(engine), "hook": text(hook)}, int(bound))
+        Sample(Series(HOOK_BOUND, {"engine": text(engine), "hook": text(hook)}), int(bound))
         for (engine, hook), bound in snapshot.hooks.items()
     ]
     if snapshot.replays_seen is not None:
-        found.append(Sample(REPLAYS_SEEN, {}, snapshot.replays_seen))
-    return [*found, Sample(BUILD_INFO, dict(build_info() if build is None else build), 1)]
+        found.append(Sample(Series(REPLAYS_SEEN, {}), snapshot.replays_seen))
+    return [*found, Sample(Series(BUILD_INFO, dict(build_info() if build is None else build)), 1)]
 
 
 def samples(snapshot: Snapshot) -> list[Sample]:
@@ -354,105 +414,78 @@ def _points(forward: ForwardSnapshot) -> Iterator[Point]:
 
 
 def _born(forward: ForwardSnapshot) -> Iterator[Point]:
-    """Zero rows: a counter whose first sample is above 0 shows no increase to Prometheus.
+    """Zeros: a counter whose first sample is above 0 shows no increase to Prometheus.
 
     A snapshot does not say whether padding is allowed, so ``no_exact_bucket`` is born for padded forwards too, where it
     stays 0.
     """
-    for phase in forward.phases:
-        for row in _born_rows(forward):
-            yield from _row_points(dataclasses.replace(row, phase=phase))
-
-
-def _born_rows(forward: ForwardSnapshot) -> Iterator[Row]:
-    for bucket in forward.buckets:
-        yield Row(bucket, "graph", bucket, None, 0, mode="full")
-    if forward.buckets:
-        largest = forward.buckets[-1]
-        missing = set(range(1, min(EXACT_LABELS, largest) + 1)) - set(forward.buckets)
+    buckets = forward.buckets
+    for phase in forward.phases if buckets else ():
+        for bucket in buckets:
+            yield GRAPH_CALLS, (phase, "full", bucket, bucket), 0
+            yield PADDING_ROWS, (phase, bucket), 0
+        missing = set(range(1, min(EXACT_LABELS, buckets[-1]) + 1)) - set(buckets)
         for size in sorted(missing):
-            yield Row(size, "eager", None, FallbackReason.NO_EXACT_BUCKET, 0)
-        yield Row(largest + 1, "eager", None, FallbackReason.BATCH_TOO_LARGE, 0)
+            yield EAGER_CALLS, (phase, size, FallbackReason.NO_EXACT_BUCKET), 0
+        yield EAGER_CALLS, (phase, buckets[-1] + 1, FallbackReason.BATCH_TOO_LARGE), 0
 
 
 def _spare_points(forward: ForwardSnapshot) -> Iterator[Point]:
-    """Zero rows of failures, so that the first one is seen as an increase; given up first when labels run out."""
+    """Zeros of failures, so that the first one is seen as an increase; given up first when labels run out."""
     for bucket in forward.buckets if forward.source == "capture" else ():
-        yield CAPTURES, {"bucket": bucket, "outcome": "ok"}, 0
-        yield CAPTURES, {"bucket": bucket, "outcome": "error"}, 0
-        yield CAPTURES, {"bucket": bucket, "outcome": "oom"}, 0
-        yield VERIFY_MISMATCHES, {"bucket": bucket}, 0
+        yield CAPTURES, (bucket, "ok"), 0
+        yield CAPTURES, (bucket, "error"), 0
+        yield CAPTURES, (bucket, "oom"), 0
+        yield VERIFY_MISMATCHES, (bucket,), 0
 
 
 def _row_points(row: Row) -> Iterator[Point]:
     if row.path == "eager":
-        yield EAGER_CALLS, {"phase": row.phase, "batch_size": row.batch_size, "reason": str(row.reason)}, row.calls
+        yield EAGER_CALLS, (row.phase, row.batch_size, row.reason), row.calls
         return
-    where: dict[str, str | int | None] = {"phase": row.phase, "bucket": row.bucket}
-    yield GRAPH_CALLS, {**where, "mode": row.mode, "batch_size": row.batch_size}, row.calls
-    yield PADDING_ROWS, where, row.padding
+    yield GRAPH_CALLS, (row.phase, row.mode, row.batch_size, row.bucket), row.calls
+    yield PADDING_ROWS, (row.phase, row.bucket), row.padding
 
 
 def _time_points(phase: str, path: str, mode: str, bucket: int | None, times: Times) -> Iterator[Point]:
-    yield FORWARD_DURATION, {"phase": phase, "path": path, "mode": mode}, Distribution(times.bounds, times.sum)
-    labels: dict[str, str | int | None] = {"phase": phase, "path": path, "bucket": bucket}
-    yield FORWARD_SECONDS, labels, times.sum
-    yield FORWARD_SAMPLES, labels, times.count
+    yield FORWARD_DURATION, (phase, path, mode), Distribution(times.bounds, times.sum)
+    yield FORWARD_SECONDS, (phase, path, bucket), times.sum
+    yield FORWARD_SAMPLES, (phase, path, bucket), times.count
 
 
 def _capture_points(forward: ForwardSnapshot) -> Iterator[Point]:
     for (bucket, outcome), count in forward.capture_outcomes.items():
-        yield CAPTURES, {"bucket": bucket, "outcome": outcome}, count
+        yield CAPTURES, (bucket, outcome), count
     for bucket, seconds in forward.capture_seconds.items():
-        yield CAPTURE_DURATION, {"bucket": bucket}, seconds
+        yield CAPTURE_DURATION, (bucket,), seconds
     known = dict.fromkeys(forward.buckets, False) if forward.source == "capture" else {}
     for bucket, ready in {**known, **forward.live}.items():
-        yield BUCKET_CAPTURED, {"bucket": bucket}, int(ready)
+        yield BUCKET_CAPTURED, (bucket,), int(ready)
     for bucket, grown in forward.pool_growth.items():
-        yield POOL_GROWTH, {"bucket": bucket}, grown
+        yield POOL_GROWTH, (bucket,), grown
     for bucket, count in forward.mismatches.items():
-        yield VERIFY_MISMATCHES, {"bucket": bucket}, count
+        yield VERIFY_MISMATCHES, (bucket,), count
 
 
 def _whole_points(forward: ForwardSnapshot) -> Iterator[Point]:
-    yield SAMPLES_DROPPED, {}, forward.dropped
+    yield SAMPLES_DROPPED, (), forward.dropped
     known = ((POOL_BYTES, forward.pool_bytes), (POOL_ESTIMATE, forward.pool_estimate_bytes))
     for metric, value in (*known, (KV_CAPACITY, forward.kv_capacity_tokens)):
         if value is not None:
-            yield metric, {}, value
+            yield metric, (), value
     for phase, count in forward.uncovered.items():
-        yield UNCOVERED_SIZES, {"phase": phase}, count
-    info: dict[str, str | int | None] = {"unit": forward.unit, "backend": forward.backend}
-    info |= {"source": forward.source, "role": forward.role, "buckets": ",".join(map(str, forward.buckets))}
-    yield FORWARD_INFO, info, 1
+        yield UNCOVERED_SIZES, (phase,), count
+    buckets = ",".join(map(str, forward.buckets))
+    yield FORWARD_INFO, (forward.unit, buckets, forward.backend, forward.source, forward.role), 1
 
 
-def _fold(points: Sequence[Point], step: Step, forward: ForwardSnapshot) -> list[Sample]:
-    found: dict[tuple[Metric, tuple[str, ...]], Value] = {}
-    written: dict[tuple[str, str | int | None], str] = {}
-    for count, (metric, raw, value) in enumerate(points):
-        if not count % BREATH:
-            # Else the thread that serves could wait for the interpreter as long as all of this takes.
-            time.sleep(0)
-        values = []
-        for label in metric.labels:
-            part = (label, forward.name if label == "forward" else raw[label])
-            if part not in written:
-                written[part] = _written(*part, step, forward.buckets)
-            values.append(written[part])
-        key = (metric, tuple(values))
-        found[key] = _combined(metric.combine, found[key], value) if key in found else value
-    return [Sample(metric, dict(zip(metric.labels, values, strict=True)), v) for (metric, values), v in found.items()]
-
-
-def _written(label: str, value: str | int | None, step: Step, buckets: Sequence[int]) -> str:
-    if value is None:
-        return ""
-    if label == "batch_size" and isinstance(value, int):
-        return step.size(value, buckets)
-    if label == "bucket" and isinstance(value, int):
-        return step.bucket(value)
-    return text(step.word(str(value)) if label in ("phase", "mode") else str(value))
+def _fold(points: Iterable[Point], wording: Wording) -> dict[Series, Value]:
+    found: dict[Series, Value] = {}
+    known = wording.known
+    for metric, raw, value in unhurried(points):
+        series = known.get((metric, raw)) or wording.learn(metric, raw)
+        found[series] = _combined(metric.combine, found[series], value) if series in found else value
+    return found
 
 
 def _combined(how: str, one: Value, other: Value) -> Value:

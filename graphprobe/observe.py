@@ -10,8 +10,11 @@ from graphprobe.buckets import Buckets, as_size
 from graphprobe.errors import ConfigError, internal_error
 from graphprobe.ledger import FREE_THREADED, LEDGER, Cell, Forward, Ledger, add, ignore_active, ignored
 from graphprobe.reasons import FallbackReason, as_reason
-from graphprobe.snapshot import ForwardSnapshot
-from graphprobe.timers import ClockTimer, Timer
+
+TYPE_CHECKING = False  # see errors
+if TYPE_CHECKING:
+    from graphprobe.snapshot import ForwardSnapshot
+    from graphprobe.timers import Timer
 
 MODES = ("full", "piecewise", "breakable")
 """How much of a forward a graph covers."""
@@ -33,7 +36,7 @@ class Probe:
     def __init__(self, forward: Forward, clock: Timer | None = None) -> None:
         self.forward = forward
         """The ledger's entry, for what is no call: captures, pool bytes, causes."""
-        self.clock: Timer = ClockTimer() if clock is None else clock
+        self.clock: Timer = _wall_clock() if clock is None else clock
         self._graph: dict[tuple[int, int, str, str], Cell] = {}
         self._eager: dict[tuple[int, FallbackReason | str, str], Cell] = {}
 
@@ -105,6 +108,12 @@ class Probe:
 
     def __repr__(self) -> str:
         return f"Probe({self.name!r})"
+
+
+def _wall_clock() -> Timer:
+    from graphprobe.timers import ClockTimer
+
+    return ClockTimer()
 
 
 class Timing:

@@ -45,10 +45,12 @@ class Plans:
     def forget(self) -> None:
         """Every decision is made afresh."""
         self.generation += 1
+        # Those beyond the limit are in no structure, but served.
+        recent = [plan for plans in list(self._recent.values()) for plan in plans]
+        for plan in [*self.hot.copy().values(), *recent, *list(self._structures.values())]:
+            plan.forget()
         self.hot.clear()
         self._recent = {}
-        for plan in list(self._structures.values()):
-            plan.forget()
 
     def clear(self) -> None:
         """Forget the structures, too."""

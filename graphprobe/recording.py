@@ -125,7 +125,7 @@ def record(
     with backend.scope():
         staging = Staging(call.inputs, _widened(call, signature.widths), rows)
         with theirs():
-            staging.copier(call.rows)(call.tensors)
+            staging.copier(call.rows, call.tensors)(call.tensors)
             if options.prepare is not None:
                 options.prepare(bucket, *call.args, **call.kwargs)
         watch = Watch(staging.buffers, backend.device)

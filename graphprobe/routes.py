@@ -15,6 +15,7 @@ import torch
 
 from graphprobe.attributes import Settings
 from graphprobe.backends.base import Backend, Graph
+from graphprobe.calls import Call
 from graphprobe.dispatch import Decision
 from graphprobe.ledger import COUNT_LOCK, FREE_THREADED, Cell
 from graphprobe.options import Options
@@ -25,8 +26,7 @@ from graphprobe.staging import Copier, Input, Staging
 from graphprobe.turn import MISS, WAIT, Turn
 from graphprobe.watch import Pointers, Watch, alias, follow, storage
 
-CHECK = 64
-"""Calls of one route between two looks at the addresses of all weights and at the attributes of modules."""
+Tensors = tuple[torch.Tensor, ...]
 
 Serve = Callable[[Any, tuple[Any, ...], dict[str, Any], tuple[torch.Tensor, ...], Cell], Any]
 """(owner, args, kwargs, tensors, cell) -> the forward's result, or MISS."""
@@ -51,6 +51,10 @@ class Life:
     def over(self) -> bool:
         """Whether it has been lost, perhaps just now."""
         return not self.live
+
+    def displaced(self) -> None:
+        """A tensor that the graph reads has other memory."""
+        self.lose(FallbackReason.WEIGHTS_MOVED, "its storage was replaced")
 
     def lose(self, reason: FallbackReason = FallbackReason.STATIC_MOVED, text: str = "") -> None:
         """The next call must not replay, for ``reason``; ``text`` says more."""
@@ -139,14 +143,18 @@ class Route:
 
     ``guard`` compares what the tensors are, ``strays`` (None where nothing else can differ) says whether something
     else does: see :func:`strays`. ``grad`` is the grad mode, None where it does not matter; ``modes`` is the number of
-    function modes. ``sampled`` serves the calls that ``schedule`` picks, counted down in ``tick``.
+    function modes. ``sampled`` serves the calls that ``schedule`` picks, counted down in ``tick``. ``hit`` is the
+    function for calls like the last one; ``live`` is what of it leads to the graph, nothing once the route is retired.
     """
 
     __slots__ = (
+        "__weakref__",
         "cell",
         "decision",
         "grad",
         "guard",
+        "hit",
+        "live",
         "modes",
         "sampled",
         "schedule",
@@ -154,6 +162,7 @@ class Route:
         "strays",
         "tick",
         "training",
+        "work",
     )
 
     def __init__(
@@ -168,6 +177,7 @@ class Route:
         serve: Serve,
         schedule: Schedule,
         sampled: Sampled,
+        work: GraphWork | None = None,
     ) -> None:
         self.schedule = schedule
         self.tick = schedule.tick
@@ -180,21 +190,27 @@ class Route:
         self.training = training
         self.strays = strays
         self.serve = serve
+        self.work = work
+        self.hit: Callable[..., Any] | None = None
+        self.live: list[Any] = [None]
+
+    def retire(self) -> None:
+        """No call is served by it any more, not even by one that keeps its ``hit``."""
+        self.live[0] = None
 
 
 class Plan:
     """One structure of a call in one spelling: how to pick its tensors, where its rows are, the routes by size.
 
-    ``pick`` is None where the positional arguments are the tensors; ``last`` is the route that served last.
+    ``pick`` is None where the positional arguments are the tensors.
     """
 
-    __slots__ = ("dim", "index", "last", "pick", "routes")
+    __slots__ = ("dim", "index", "pick", "routes")
 
     def __init__(self, pick: Picker | None, batch: tuple[int, int]) -> None:
         self.pick = pick
         self.index, self.dim = batch
         self.routes: dict[Any, tuple[Route, ...]] = {}
-        self.last: Route | None = None
 
     def size(self, tensors: tuple[Any, ...]) -> int | None:
         """The rows that the batch tensor shows, None where it is no tensor like that."""
@@ -207,18 +223,22 @@ class Plan:
         """The route for tensors like these under ``key``."""
         for route in self.routes.get(key, ()):
             if route.guard(*tensors) and (route.strays is None or not route.strays(tensors)):
-                self.last = route
                 return route
         return None
 
     def put(self, key: Any, route: Route) -> None:
         """Serve calls of this key by ``route`` from now on; others of the key stay, the oldest gives way."""
-        self.routes[key] = (route, *self.routes.get(key, ()))[:VARIANTS]
-        self.last = route
+        kept = (route, *self.routes.get(key, ()))
+        self.routes[key] = kept[:VARIANTS]
+        for old in kept[VARIANTS:]:
+            old.retire()
 
     def forget(self) -> None:
         """No call is served by a route any more."""
-        self.routes, self.last = {}, None
+        before, self.routes = self.routes, {}
+        for routes in list(before.values()):
+            for route in routes:
+                route.retire()
 
 
 VARIANTS = 4
@@ -262,18 +282,19 @@ class GraphWork:
         self,
         captured: Captured,
         backend: Backend,
-        rows: int,
-        size: int,
+        call: Call,
         dims: list[int | None] | None,
         options: Options,
     ) -> None:
+        rows = call.rows
         self.captured = captured
         self.backend = backend
-        self.size = size
-        self.copier: Copier = captured.staging.copier(rows)
+        self.size = call.size
+        self.copier: Copier = captured.staging.copier(rows, call.tensors)
         self.make: Make = captured.outputs.maker(rows, dims, options.outputs == "alias")
         self.fixed = captured.outputs.only if options.outputs == "alias" and rows == captured.rows else None
         self.prepare = options.prepare
+        self.beat = captured.pointers.beat()
         views = captured.staging.views(rows)
         inputs = captured.staging.inputs
         self.back = [(i, view) for i, view in zip(inputs, views, strict=True) if i.index in captured.written]
@@ -320,8 +341,15 @@ def strays(
     return check
 
 
+FEW = 3
+"""Pairs of tensors that are compared one by one in the time that all of a call take together."""
+
+
 def _strangers(twins: list[tuple[int, int, bool]]) -> Strays:
     """:func:`strays` where nothing but the identity of tensors can differ."""
+    if len(twins) > FEW and not any(one for _, _, one in twins):
+        # No two were one object; in a call that passes the guard only tensors that are alike can be.
+        return lambda tensors: len(set(map(id, tensors))) != len(tensors)
 
     def check(tensors: tuple[torch.Tensor, ...]) -> bool:
         for i, j, one in twins:  # noqa: SIM110 - a loop costs half of what a generator does
@@ -345,8 +373,8 @@ def graph_route(work: GraphWork, turn: Turn) -> Serve:
     ready, (stream_of, device, quick) = work.backend.ready, work.backend.stream_check
     first, copy, buffer, more = work.copier.split()
     make, prepare, back = work.make, work.prepare, work.write_back
-    fixed, beat = work.fixed, work.captured.pointers.beat()
-    thread = threading.get_ident
+    fixed, beat = work.fixed, work.beat
+    thread, address_of = threading.get_ident, torch.Tensor.data_ptr
 
     def serve(
         owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: tuple[torch.Tensor, ...], cell: Cell
@@ -362,8 +390,8 @@ def graph_route(work: GraphWork, turn: Turn) -> Serve:
                 # One address per call: a model that moves as a whole is seen before it gives a wrong answer.
                 known, address = beat()
                 tensor = known()
-                if tensor is None or tensor.data_ptr() != address:
-                    life.lose(FallbackReason.WEIGHTS_MOVED, "its storage was replaced")
+                if tensor is None or address_of(tensor) != address:
+                    life.displaced()
                     return MISS
                 # What follows may replace it, and must then find it let go.
                 tensor = None

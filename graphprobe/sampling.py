@@ -16,10 +16,11 @@ from graphprobe.errors import internal_error
 from graphprobe.ledger import Forward, ignored
 from graphprobe.options import Options
 from graphprobe.reasons import FallbackReason
-from graphprobe.routes import CHECK, Captured, GraphWork, Sampled, Schedule, Serve
+from graphprobe.routes import Captured, GraphWork, Sampled, Schedule, Serve
 from graphprobe.timers import Timer
 from graphprobe.turn import MISS, unserved
 from graphprobe.verify import Verifier
+from graphprobe.watch import CHECK
 
 
 class Sampler:
@@ -82,7 +83,7 @@ class Sampler:
 
     def _timed(self, timer: Timer, serve: Serve, sink: Any, *call: Any) -> Any:
         """Serve between the two events of a sample. A call that raised or missed leaves no sample."""
-        token = _guarded(self._started, timer)
+        token = _guarded(timer.start)
         if token is None:
             self.entry.dropped[0] += 1
             return serve(*call)
@@ -95,10 +96,6 @@ class Sampler:
             else:
                 _guarded(timer.stop, token, sink)
         return result
-
-    def _started(self, timer: Timer) -> Any:
-        timer.harvest()
-        return timer.start()
 
     def harvest(self) -> None:
         """Read the samples that are done, on the thread that serves; elsewhere they wait for its next sample."""

@@ -80,6 +80,11 @@ class Signatures:
         """The buckets of which some signature has a graph."""
         return frozenset(bucket for signature in self for bucket in signature.graphs)
 
+    def of(self, bucket: int) -> list[Captured]:
+        """The live graphs of a bucket, one for each signature that has one."""
+        found = [signature.graphs.get(bucket) for signature in self]
+        return [captured for captured in found if captured is not None and captured.life.live]
+
     def find(self, call: Call, bury: Callable[[Signature], None]) -> Signature | None:
         """The signature of a call; those whose objects are gone are handed to ``bury`` and forgotten."""
         key, widths = _key(call)

@@ -12,6 +12,7 @@ from typing import Any
 
 from graphprobe.errors import SourceError
 from graphprobe.reasons import FallbackReason
+from graphprobe.unhurried import unhurried
 
 SCHEMA = 1
 
@@ -157,15 +158,16 @@ class Snapshot:
 
     def to_json(self) -> str:
         """One JSON object: ``{"schema": 1, "forwards": {name: {...}}, ...}`` with the names used here."""
-        return json.dumps(
+        # One forward at a time: json gives way to nobody.
+        each = (f"{json.dumps(name)}: {json.dumps(_forward_to(f))}" for name, f in self.forwards.items())
+        rest = json.dumps(
             {
-                "schema": SCHEMA,
-                "forwards": {name: _forward_to(forward) for name, forward in self.forwards.items()},
                 "internal_errors": dict(self.internal_errors),
                 "hooks": [{"engine": e, "hook": h, "bound": b} for (e, h), b in self.hooks.items()],
                 "replays_seen": self.replays_seen,
             }
         )
+        return f'{{"schema": {SCHEMA}, "forwards": {{{", ".join(unhurried(each))}}}, {rest[1:]}'
 
     @staticmethod
     def from_json(text: str | bytes) -> Snapshot:
@@ -216,10 +218,10 @@ def _forward_to(forward: ForwardSnapshot) -> dict[str, Any]:
     data: dict[str, Any] = {f.name: getattr(forward, f.name) for f in fields(forward) if f.name != "name"}
     data["graph_calls"], data["eager_calls"] = forward.graph_calls, forward.eager_calls
     data["hit_rate"] = forward.hit_rate
-    data["rows"] = [{f.name: _plain(getattr(row, f.name)) for f in fields(row)} for row in forward.rows]
+    data["rows"] = [{f.name: _plain(getattr(row, f.name)) for f in fields(row)} for row in unhurried(forward.rows)]
     data["times"] = [
         {"phase": p, "path": path, "mode": m, "bucket": b, "count": t.count, "sum": t.sum, "bounds": t.bounds}
-        for (p, path, m, b), t in forward.times.items()
+        for (p, path, m, b), t in unhurried(forward.times.items())
     ]
     data["capture_outcomes"] = [
         {"bucket": b, "outcome": o, "count": n} for (b, o), n in forward.capture_outcomes.items()

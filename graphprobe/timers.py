@@ -16,12 +16,15 @@ Sink = Callable[[float], None]
 PAIRS = 32
 """Event pairs per timer: samples that may be unread at one time."""
 
+TOGETHER, LATEST = 8, 1.0
+"""Samples that are read together, and the seconds after which fewer are: the second of several costs half."""
+
 
 class Timer(Protocol):
     """Measures one forward at a time, from the thread that runs it."""
 
     def start(self) -> Any:
-        """Begin a sample; None where it has to be dropped."""
+        """Begin a sample; None where it has to be dropped. Hands on what has finished, now and then."""
 
     def stop(self, token: Any, sink: Sink) -> None:
         """End the sample that ``start`` began; its seconds reach ``sink`` now or at a later ``harvest``."""
@@ -66,9 +69,13 @@ class EventTimer:
             first.record(stream())
             second.record(stream())
         self._pending: deque[tuple[Any, Any, Sink]] = deque()
+        self._looked = time.monotonic()
 
     def start(self) -> Any:
         """An event pair with its first event recorded, or None when all pairs are waiting to be read."""
+        waiting = len(self._pending)
+        if waiting >= TOGETHER or (waiting and (not self._free or time.monotonic() > self._looked + LATEST)):
+            self.harvest()
         try:
             pair = self._free.pop()
         except IndexError:
@@ -89,6 +96,7 @@ class EventTimer:
 
     def harvest(self) -> None:
         """Read finished pairs in order, asking the device without waiting."""
+        self._looked = time.monotonic()
         while self._pending:
             try:
                 first, second, sink = self._pending.popleft()

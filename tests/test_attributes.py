@@ -161,6 +161,19 @@ def test_what_a_graph_does_not_bake_in_may_change() -> None:
     assert "Layer.scale" == settings.changed()
 
 
+def test_a_look_that_takes_long_puts_off_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In proportion: of a large model the attributes are compared less often, for the same part of the time."""
+    monkeypatch.setattr(attributes, "PAUSE", 1e-6)
+    for quick, seen in ((3600.0, True), (1e-12, False)):
+        monkeypatch.setattr(attributes, "QUICK", quick)
+        module = torch.nn.Linear(2, 2)
+        known = Settings([module])
+        for _ in range(100):
+            known.changed()
+        module.in_features += 1
+        assert seen is any(known.changed() for _ in range(100))
+
+
 def test_nothing_is_looked_at_more_often_than_it_may_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look that comes within PAUSE of the last one is left out."""
     monkeypatch.setattr(attributes, "PAUSE", 3600.0)

@@ -401,16 +401,17 @@ def test_ledger_of_the_process_is_default() -> None:
 
 
 def test_the_rank_is_that_of_the_process_group_once_there_is_one(tmp_path: Path) -> None:
-    """Without RANK the label appears with the group, stays when it ends, and no group is ever made for it."""
+    """Without RANK every series gets the label with the group, keeps it when that ends, and no group is made for it."""
     pytest.importorskip("torch")
     code = """
 import sys, graphprobe
-from graphprobe.export.harvest import Harvest
+from graphprobe.export.prometheus import Collector
 from graphprobe.ledger import Ledger
-harvest = Harvest(Ledger())
+graphprobe.observe("decode", [1, 2], ledger=(ledger := Ledger()))
+collector = Collector(ledger)
 def rank():
-    harvest.samples()
-    return harvest.constant().get("rank")
+    (found,) = {sample.labels.get("rank") for family in collector.collect() for sample in family.samples}
+    return found
 found = [rank(), "torch" in sys.modules]
 import torch.distributed as dist
 found.append(rank())

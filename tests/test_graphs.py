@@ -22,9 +22,8 @@ from graphprobe.calls import Describer
 from graphprobe.captures import MOVES, SETTLED
 from graphprobe.errors import ConfigError
 from graphprobe.graphed import capture
-from graphprobe.routes import CHECK
 from graphprobe.snapshot import Row
-from graphprobe.watch import HostReads, Watch
+from graphprobe.watch import CHECK, HostReads, Watch
 from tests.helpers import counts, recorded, rows
 
 pytestmark = pytest.mark.usefixtures("own_forwards", "both_modes")

@@ -23,10 +23,10 @@ from graphprobe.graphed import capture
 from graphprobe.ledger import Ledger
 from graphprobe.options import Options
 from graphprobe.reasons import FallbackReason
-from graphprobe.routes import CHECK
 from graphprobe.sampling import Sampler
 from graphprobe.timers import EventTimer
 from graphprobe.verify import Verifier
+from graphprobe.watch import CHECK
 from tests.helpers import counts, recorded, rows
 
 pytestmark = pytest.mark.usefixtures("own_forwards")

@@ -363,3 +363,20 @@ def test_standard_library_only() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_what_a_reader_remembers_changes_nothing(ledger: Ledger) -> None:
+    """Samples with a memory are those without, while a forward grows from its first call into every folding step."""
+    forward = ledger.forward("decode", Buckets([1, 2, 4, 300]))
+    memory: metrics.Memory = {}
+    steps = set()
+    for number in range(40):
+        for size in range(40):
+            add(forward.eager_cell(size, FallbackReason.UNKNOWN, f"p{number}"))
+            add(forward.eager_cell(8, FallbackReason.UNKNOWN, f"p{40 * number + size}"))
+        found, folds = forward_samples(forward.snapshot(), memory)
+        plain, plainly = forward_samples(forward.snapshot())
+        assert [(s.metric, s.labels, s.value) for s in found] == [(s.metric, s.labels, s.value) for s in plain]
+        assert folds == plainly
+        steps.add(folds)
+    assert len(steps) > 2

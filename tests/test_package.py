@@ -20,13 +20,13 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "graphprobe"
 
 FLOORS = (
-    {"errors", "reasons", "timers"},
+    {"errors", "reasons", "timers", "unhurried"},
     {"buckets", "signature", "attributes", "operators", "backends", "staging", "outputs", "watch"},
     {"dispatch"},
     {"feed", "ledger", "snapshot"},
     {"metrics", "observe"}
     | {"turn", "options", "calls", "routes", "signatures", "recording", "verify", "sampling", "plans", "captures"}
-    | {"decisions", "graphs", "warmup", "graphed"},
+    | {"decisions", "hits", "graphs", "warmup", "graphed"},
     {"export", "tools", "instrument"},
     {"__init__"},
     {"demo", "testing", "integrations", "dashboards"},
@@ -39,7 +39,7 @@ FLOORS = (
 
 TORCH = {
     *("backends", "timers", "signature", "attributes", "operators", "staging", "outputs", "watch"),
-    *("calls", "routes", "recording", "verify", "captures", "decisions", "graphs", "warmup", "graphed"),
+    *("calls", "routes", "hits", "recording", "verify", "captures", "decisions", "graphs", "warmup", "graphed"),
     *("tools.account", "tools.stepping", "tools.filled", "tools.reads", "tools.gaps", "demo"),
 }
 """Where torch may be imported: with anything else a machine without torch can work."""
@@ -195,6 +195,13 @@ def run(code: str) -> str:
 def test_import_is_light() -> None:
     """`import graphprobe` loads neither torch nor an exporter nor the CLI's libraries."""
     assert run(f"import sys, graphprobe; print([m for m in {HEAVY!r} if m in sys.modules])") == "[]"
+
+
+def test_import_loads_little_of_the_standard_library() -> None:
+    """Until something is read, logged or timed: each of these takes as long to load as all of graphprobe."""
+    dear = ("argparse", "asyncio", "dataclasses", "inspect", "json", "logging", "socket", "subprocess", "typing")
+    code = "import sys; before = set(sys.modules); import graphprobe; print(sorted((set(sys.modules) - before) & {0}))"
+    assert run(code.format(set(dear))) == "[]"
 
 
 def test_public_names_are_sorted_and_few() -> None:

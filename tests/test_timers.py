@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphprobe.timers import ClockTimer, EventTimer
+import pytest
+
+from graphprobe import timers
+from graphprobe.timers import TOGETHER, ClockTimer, EventTimer
 
 
 class Device:
@@ -62,14 +65,15 @@ def test_a_sample_arrives_only_when_the_device_is_done() -> None:
 
 
 def test_a_pair_is_used_again_only_after_it_was_read() -> None:
-    """With all pairs waiting to be read a sample is dropped; done but unread is not enough to use one again."""
+    """With all pairs waiting a sample is dropped; once the device is done the next start reads them and has one."""
     device, seconds = Device(), []
     timer = EventTimer(device.event, lambda: 0, pairs=2)
     for _ in range(2):
         timer.stop(timer.start(), seconds.append)
-    device.finish()
     assert None is timer.start()
-    timer.harvest()
+    assert not seconds
+    device.finish()
+    timer.cancel(timer.start())
     assert 2 == len(seconds)
     assert None is not timer.start()
 
@@ -115,3 +119,26 @@ def test_the_clock_hands_on_at_once() -> None:
     timer.cancel(timer.start())
     timer.harvest()
     assert [True] == [value >= 0 for value in seconds]
+
+
+def test_samples_are_read_several_at_a_time() -> None:
+    """A start reads nothing until eight wait, then all of them: asking for each one alone would cost twice as much."""
+    device, seconds = Device(), []
+    timer = EventTimer(device.event, lambda: 0)
+    for _ in range(TOGETHER):
+        timer.stop(timer.start(), seconds.append)
+        device.finish()
+        assert not seconds
+    timer.cancel(timer.start())
+    assert TOGETHER == len(seconds)
+
+
+def test_a_lone_sample_does_not_wait_for_others_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a second the next start reads what there is."""
+    device, seconds = Device(), []
+    timer = EventTimer(device.event, lambda: 0)
+    timer.stop(timer.start(), seconds.append)
+    device.finish()
+    monkeypatch.setattr(timers, "LATEST", -1.0)
+    timer.cancel(timer.start())
+    assert 1 == len(seconds)

@@ -18,9 +18,10 @@ from graphprobe.demo.models import load
 from graphprobe.demo.result import Answer, DemoError, DemoResult
 from graphprobe.demo.session import FORWARD, Session, difference, pick_device
 from graphprobe.demo.watchers import Peek, progress, waiting
-from graphprobe.errors import logger
 from graphprobe.export.exporter import start_exporter
 from graphprobe.snapshot import Snapshot
+
+logger = logging.getLogger("graphprobe")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ import dataclasses
 import json
 import logging
 import os
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,6 +19,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from graphprobe import metrics
 from graphprobe.export.multiprocess import Files
+from graphprobe.export.page import Samples
 from graphprobe.export.presence import claim, holds, release
 from graphprobe.export.server import Exporter, checked, serve
 from graphprobe.snapshot import Snapshot
@@ -46,8 +46,7 @@ class _Merged:
         self._files.clear_up()
         for kind in KINDS:
             for family in self._merged(kind):
-                # Else the thread that serves could wait for the interpreter until all is written.
-                time.sleep(0)
+                family.samples = Samples(family.samples)
                 yield family
 
     def _merged(self, kind: str, tries: int = 3) -> list[Family]:

@@ -27,6 +27,8 @@ class Harvest:
         self._constant = metrics.constant_labels()
         self._settled = "rank" in self._constant
         self._folds: dict[str, int] = {}
+        self._memory: metrics.Memory = {}
+        self._own: dict[tuple[metrics.Metric | str, ...], metrics.Series] = {}
         self.snapshot = Snapshot()
         """What the last look at the samples has seen."""
 
@@ -38,6 +40,8 @@ class Harvest:
         rank = metrics.rank_of_group() or self._rank
         if rank:
             self._constant = {**self._constant, "rank": rank}
+            # What was made of its series had other labels.
+            self._memory, self._own = {}, {}
         self._settled = snapshot.counted
 
     def samples(self) -> list[metrics.Sample]:
@@ -49,14 +53,18 @@ class Harvest:
         folds = 0
         for name, forward in snapshot.forwards.items():
             try:
-                samples, folded = metrics.forward_samples(forward)
+                samples, folded = metrics.forward_samples(forward, self._memory)
             except Exception as error:
                 internal_error(self.where, error)
                 continue
             self._say(name, folded)
             folds += folded
             found += samples
-        return found + metrics.process_samples(snapshot, folds)
+        own = self._own
+        for series, value in metrics.process_samples(snapshot, folds):
+            known = own.setdefault((series.metric, *series.labels.values()), series)
+            found.append(metrics.Sample(known, value))
+        return found
 
     def _say(self, name: str, folds: int) -> None:
         if folds > self._folds.get(name, 0):

@@ -16,6 +16,7 @@ from graphprobe import __version__, metrics
 from graphprobe.errors import internal_error
 from graphprobe.export.harvest import Harvest
 from graphprobe.ledger import BOUNDS
+from graphprobe.unhurried import unhurried
 
 logger = logging.getLogger("graphprobe")
 
@@ -59,7 +60,7 @@ class _Collection(threading.local):
 
     def _read(self, harvest: Harvest) -> None:
         samples, constant = harvest.samples(), harvest.constant()
-        for sample in samples:
+        for sample in unhurried(samples):
             if not isinstance(sample.value, metrics.Distribution):
                 observed = Observation(sample.value, {**sample.labels, **constant})
                 self.found.setdefault(sample.metric, []).append(observed)

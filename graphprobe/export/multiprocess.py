@@ -13,7 +13,6 @@ import math
 import os
 import struct
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from graphprobe import metrics
 from graphprobe.export.harvest import Harvest
 from graphprobe.export.presence import Presence
 from graphprobe.ledger import BOUNDS, LEDGER, Ledger
+from graphprobe.unhurried import unhurried
 
 logger = logging.getLogger("graphprobe")
 
@@ -99,9 +99,7 @@ class Files:
         entries: dict[str, list[bytes]] = {}
         constant = self._constant(presence)
         known, self._keys = self._keys, {}
-        for count, sample in enumerate(samples):
-            if not count % metrics.BREATH:
-                time.sleep(0)
+        for sample in unhurried(samples):
             page = entries.setdefault(_kind(sample.metric), [])
             labels = (*sample.labels.values(), *constant.values())
             for suffix, le, value in _parts(sample.value):

@@ -9,7 +9,6 @@ import atexit
 import logging
 import os
 import threading
-import time
 
 from opentelemetry import context, trace
 from opentelemetry.metrics import MeterProvider, get_meter_provider
@@ -22,6 +21,7 @@ from graphprobe.export.instruments import SCOPE, WHERE, Instruments, guarded, in
 from graphprobe.export.ticker import Ticker, checked
 from graphprobe.feed import Captured, Feed, Measured
 from graphprobe.ledger import LEDGER, Ledger
+from graphprobe.unhurried import give_way
 
 logger = logging.getLogger("graphprobe")
 
@@ -65,16 +65,14 @@ class OtelExporter(Closing):
 
     def flush(self) -> None:
         """Record what was measured and captured until now. The exporter's thread does so every interval."""
-        for count in range(self._feed.size):
+        for _ in range(self._feed.size):
             with self.lock:
                 event = next(self._feed.drain(), None)
                 if event is None:
                     break
                 with guarded():
                     self._record(event)
-            if not count % metrics.BREATH:
-                # Else the thread that serves could wait for the interpreter as long as all of this takes.
-                time.sleep(0)
+            give_way()
         with self.lock:
             self._count_dropped()
 

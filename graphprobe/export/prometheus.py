@@ -5,27 +5,22 @@ A scrape copies the ledger in the exporter's thread. It takes no lock that a for
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
-import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 
 import prometheus_client
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-)
-from prometheus_client.core import Metric as Family
 from prometheus_client.registry import CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
 from graphprobe import metrics
 from graphprobe.errors import ConfigError
 from graphprobe.export.harvest import Harvest
+from graphprobe.export.page import Family, Line
 from graphprobe.ledger import BOUNDS, LEDGER, Ledger
+from graphprobe.unhurried import unhurried
 
 logger = logging.getLogger("graphprobe")
 
@@ -43,56 +38,38 @@ class Collector:
     def describe(self) -> Iterator[Family]:
         """Every family of the contract without samples: makes a second registration and ``name[]`` work."""
         for metric in metrics.CATALOGUE:
-            yield _family(metric, ())
+            yield _family(metric)
 
     def collect(self) -> Iterator[Family]:
         """The families that have samples now."""
-        found: dict[metrics.Metric, list[metrics.Sample]] = {}
-        for sample in self._harvest.samples():
-            found.setdefault(sample.metric, []).append(sample)
-        constant = self._harvest.constant()
+        samples, constant = self._harvest.samples(), self._harvest.constant()
+        found: dict[metrics.Metric, Family] = {}
+        for series, value in unhurried(samples):
+            family = found.get(series.metric) or found.setdefault(series.metric, _family(series.metric))
+            if series.kept is None:
+                series.kept = _lines(series.metric, {**series.labels, **constant})
+            family.add(series.kept, _values(value))
         for metric in metrics.CATALOGUE:
             if metric in found:
-                # The client writes a family before it asks for the next one.
-                time.sleep(0)
-                yield _filled(metric, found[metric], constant)
+                yield found[metric]
 
 
-def _filled(metric: metrics.Metric, found: list[metrics.Sample], constant: Mapping[str, str]) -> Family:
-    family = _family(metric, (*metric.labels, *constant))
-    for sample in found:
-        _add(family, {**sample.labels, **constant}, sample.value)
-    return family
+def _lines(metric: metrics.Metric, labels: dict[str, str]) -> list[Line]:
+    if metric.kind != "histogram":
+        return [Line(metric.name, labels)]
+    bounds = [Line(f"{metric.name}_bucket", {**labels, "le": le}) for le in LE]
+    return [*bounds, Line(f"{metric.name}_count", labels), Line(f"{metric.name}_sum", labels)]
 
 
-def _family(metric: metrics.Metric, labels: tuple[str, ...]) -> Family:
-    name, unit = metric.family, metrics.UNITS.get(metric.unit, "")
-    if metric.kind == "counter":
-        return CounterMetricFamily(name, metric.help, labels=labels, unit=unit)
-    if metric.kind == "gauge":
-        return GaugeMetricFamily(name, metric.help, labels=labels, unit=unit)
-    if metric.kind == "histogram":
-        return HistogramMetricFamily(name, metric.help, labels=labels, unit=unit)
-    return InfoMetricFamily(name, metric.help)
+def _values(value: metrics.Value) -> Sequence[float]:
+    if not isinstance(value, metrics.Distribution):
+        return (value,)
+    below = [float(count) for count in itertools.accumulate(value.counts)]
+    return [*below, below[-1], value.sum]
 
 
-def _add(family: Family, labels: dict[str, str], value: metrics.Value) -> None:
-    if isinstance(family, InfoMetricFamily):
-        family.add_metric([], labels)
-    elif isinstance(family, HistogramMetricFamily):
-        assert isinstance(value, metrics.Distribution)
-        family.add_metric(list(labels.values()), _cumulative(value.counts), value.sum)
-    elif isinstance(family, (CounterMetricFamily, GaugeMetricFamily)):
-        assert not isinstance(value, metrics.Distribution)
-        family.add_metric(list(labels.values()), value)
-
-
-def _cumulative(counts: tuple[int, ...]) -> list[tuple[str, float]]:
-    total, found = 0, []
-    for le, count in zip(LE, counts, strict=True):
-        total += count
-        found.append((le, float(total)))
-    return found
+def _family(metric: metrics.Metric) -> Family:
+    return Family(metric.family, metric.help, metric.kind, metrics.UNITS.get(metric.unit, ""))
 
 
 # Kept where this module is loaded again: the registries still have their collectors.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
 import inspect
 import logging
 import os
+import re
 import ssl
 import threading
 import time
@@ -15,12 +17,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client.exposition import make_wsgi_app, start_http_server
+from prometheus_client.exposition import choose_encoder, gzip_accepted, make_wsgi_app, start_http_server
 from prometheus_client.registry import CollectorRegistry
 
 from graphprobe.buckets import as_size
 from graphprobe.errors import ConfigError, ExporterError
 from graphprobe.export.closing import Closing
+from graphprobe.export.page import FORMATS, Writer
+from graphprobe.unhurried import give_way
 
 logger = logging.getLogger("graphprobe")
 
@@ -94,7 +98,7 @@ def serve(
     with _explained(port, addr):
         server, thread = start_http_server(port, addr, registry, **{"client_auth_required": required, **options})
     _calm(server)
-    server.set_app(_routes(make_wsgi_app(registry), snapshot))
+    server.set_app(_routes(_metrics(registry), snapshot))
     return Exporter(server, thread, addr, "https" if options.get("certfile") else "http")
 
 
@@ -113,11 +117,21 @@ class _Calm:
         logger.debug("a request of %s ended early", address, exc_info=True)
 
 
+class _Unhurried:
+    """Reading a request takes the longest of what is not ours."""
+
+    def parse_request(self) -> Any:
+        give_way()
+        parsed = super().parse_request()  # type: ignore[misc]
+        give_way()
+        return parsed
+
+
 def _calm(server: WSGIServer) -> None:
     server.__class__ = type("Server", (_Calm, type(server)), {})
     # Handlers wait for a client that says nothing, TLS included, and not the thread that accepts the others.
     handler: Any = server.RequestHandlerClass
-    server.RequestHandlerClass = type("Handler", (handler,), {"timeout": PATIENCE})
+    server.RequestHandlerClass = type("Handler", (_Unhurried, handler), {"timeout": PATIENCE})
     if isinstance(server.socket, ssl.SSLSocket):
         server.socket.do_handshake_on_connect = False  # type: ignore[attr-defined]
     server.socket.listen(BACKLOG)
@@ -158,6 +172,34 @@ HINTS = {
     errno.EACCES: "a port below 1024 needs privileges: pass another port",
     errno.EADDRNOTAVAIL: "addr is no address of this machine: pass 127.0.0.1, or 0.0.0.0 for all",
 }
+
+
+KNOWN = re.compile(r"version=(0\.0\.4|1\.0\.0|2\.0\.0)(;|$)")
+"""Formats that scrapers ask for, whatever else is in an Accept header."""
+
+
+def _metrics(registry: CollectorRegistry) -> Wsgi:
+    """The client's app, but that a whole page in a known format is put together from what is kept of the last one."""
+    prometheus: Wsgi = make_wsgi_app(registry)
+    writers: dict[str, Writer] = {}
+
+    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] != "GET" or environ.get("QUERY_STRING"):
+            return prometheus(environ, start_response)
+        encoder, form = choose_encoder(environ.get("HTTP_ACCEPT", ""))
+        if form not in writers and KNOWN.search(form) and len(writers) < FORMATS:
+            writers[form] = Writer(encoder, form)
+        if form not in writers:
+            return prometheus(environ, start_response)
+        page, headers = writers[form].page(registry), [("Content-Type", form)]
+        give_way()
+        if gzip_accepted(environ.get("HTTP_ACCEPT_ENCODING", "")):
+            page = gzip.compress(page)
+            headers.append(("Content-Encoding", "gzip"))
+        start_response("200 OK", headers)
+        return [page]
+
+    return app
 
 
 def _routes(prometheus: Wsgi, snapshot: Callable[[], str]) -> Wsgi:

@@ -17,7 +17,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from graphprobe.graphed import capture
 from graphprobe.ledger import LEDGER
-from graphprobe.routes import CHECK
+from graphprobe.watch import CHECK
 
 pytestmark = pytest.mark.usefixtures("own_forwards", "both_modes")
 
