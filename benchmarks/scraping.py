@@ -226,6 +226,10 @@ def client(url: str, pause: str, seconds: str) -> None:
     print(json.dumps(reading(step, time.perf_counter() + float(seconds))))
 
 
+SHORTEST = 5
+"""Seconds in which each of the twenty parts has room for a scrape."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json")
@@ -235,6 +239,8 @@ def main() -> None:
     if arguments.client:
         client(*arguments.client)
         return
+    if arguments.seconds < SHORTEST:
+        parser.error(f"--seconds must be {SHORTEST} or more, for a scrape in each part")
     result: dict[str, Any] = {"python": platform.python_version(), "date": time.strftime("%Y-%m-%d"), "device": cuda()}
     result["scrape"] = scraping(arguments.seconds / 20)
     result["overlap"] = overlaps(arguments.seconds)

@@ -36,6 +36,7 @@ class Mutant:
 
 
 GRAPHS, VERIFY = "tests/test_graphs.py", "tests/test_verify.py"
+HITS, STAGING = "tests/test_hits.py", "tests/test_staging.py"
 
 MUTANTS = (
     Mutant(
@@ -61,10 +62,96 @@ MUTANTS = (
         ("tests/test_watch.py",),
     ),
     Mutant(
+        "a call unlike the last one is dispatched",
+        "hits.py",
+        "            or not guard(*tensors)\n",
+        "",
+        (HITS, STAGING, GRAPHS),
+    ),
+    Mutant(
+        "another grad mode is dispatched",
+        "hits.py",
+        "            or (grad is not None and grad is not grad_now())\n",
+        "",
+        (HITS, STAGING, GRAPHS),
+    ),
+    Mutant(
+        "another function mode is dispatched",
+        "hits.py",
+        "            or modes_now() != modes\n",
+        "",
+        (HITS, STAGING, GRAPHS),
+    ),
+    Mutant(
+        "a module that trains is dispatched",
+        "hits.py",
+        '            or (module is not None and getattr(module(), "training", None) is not training)\n',
+        "",
+        (HITS, STAGING, GRAPHS),
+    ),
+    Mutant("ignored calls are dispatched", "hits.py", "            or active[0]\n", "", (HITS, STAGING, GRAPHS)),
+    Mutant(
+        "a route that is retired leads nowhere",
+        "routes.py",
+        "        self.live[0] = None\n",
+        "        pass\n",
+        (HITS, STAGING, GRAPHS),
+    ),
+    Mutant(
+        "a route is reached by its hit weakly",
+        "hits.py",
+        "        weakref.ref(route),",
+        "        lambda: route,",
+        (HITS, STAGING, GRAPHS),
+    ),
+    Mutant(
+        "one thread at a time replays by a hit",
+        "hits.py",
+        " or turn.owner != me or turn.inside:",
+        " or False:",
+        (HITS, STAGING, GRAPHS),
+    ),
+    Mutant(
+        "a hit sees that its graph was lost",
+        "hits.py",
+        "                if life.live:\n",
+        "                if True:\n",
+        (HITS, STAGING, GRAPHS),
+    ),
+    Mutant(
+        "memory of a static input is read before it is written",
+        "staging.py",
+        "elif tensor.untyped_storage().data_ptr() in memory:",
+        "elif False:",
+        (HITS, STAGING, GRAPHS),
+    ),
+    Mutant(
+        "what is handed out is an alias",
+        "staging.py",
+        "view.detach() for buffer, view",
+        "view for buffer, view",
+        (HITS, STAGING, GRAPHS),
+    ),
+    Mutant(
+        "pad rows are filled where a caller may write",
+        "staging.py",
+        "        self.drifting = True\n        return self.handed",
+        "        return self.handed",
+        (HITS, STAGING, GRAPHS),
+    ),
+    Mutant("a pending sign keeps its dtype", "staging.py", " or source.is_neg()", "", (HITS, STAGING, GRAPHS)),
+    Mutant(
+        "kinds beyond the limit are forgotten, too",
+        "plans.py",
+        "*self.hot.copy().values(), *recent, ",
+        "",
+        (HITS, STAGING, GRAPHS),
+    ),
+    Mutant(
         "addresses of static tensors and the like are compared",
-        "graphs.py",
-        "if route.strays is not None and route.strays(tensors):",
-        "if False:",
+        "hits.py",
+        "if (strays is not None and strays(tensors)) or",
+        "if",
         (GRAPHS,),
     ),
     Mutant("widths are compared", "routes.py", "if any(not least <= tensors", "if any(not 0 <= tensors", (GRAPHS,)),
@@ -164,9 +251,9 @@ MUTANTS = (
     ),
     Mutant(
         "ignored calls are not counted",
-        "graphs.py",
-        "cell = [0] if active[0] and ignored() else route.cell",
-        "cell = route.cell",
+        "ledger.py",
+        "return ignore_active[0] > 0 and _ignoring.depth > 0",
+        "return False",
         ("tests/test_property.py::test_ignored_calls_in_a_row_are_counted_nowhere",),
     ),
     Mutant(

@@ -294,7 +294,8 @@ def test_pad_rows_are_filled_where_the_caller_wrote() -> None:
     graphed = recorded(forward, buckets=[4], pad={"x": 7})
     with torch.no_grad():
         graphed.warmup(lambda n: ((torch.zeros(n, 3),), {}))
-        graphed(rows(3))
+        for _ in range(3):
+            graphed(rows(2))
         graphed.inputs(4)["x"].fill_(99)
         graphed.inputs(4, 2)["x"].fill_(1)
         graphed(graphed.inputs(4, 2)["x"])
@@ -342,3 +343,46 @@ def test_a_call_slot_that_outlives_its_wrapper_says_so() -> None:
         del forward
         with pytest.raises(ReferenceError, match="keep it, not its __call__"):
             kept(torch.zeros(3, 3))
+
+
+def test_a_fill_that_calls_the_forward_again_leaves_the_call_around_it_alone() -> None:
+    """The inner call is served elsewhere: the static inputs are the outer one's until it has replayed."""
+    inner: list[bool] = []
+    inside: list[bool] = []
+
+    def fill(pad: torch.Tensor, source: torch.Tensor) -> None:
+        pad.zero_()
+        if not inside:
+            inside.append(True)
+            x = rows(3)
+            inner.append(torch.equal(x * 2, forward(x)))
+            inside.clear()
+
+    forward = recorded(lambda x: x * 2, buckets=[4], pad={"x": fill})
+    with torch.no_grad():
+        forward.warmup(lambda n: ((torch.zeros(n, 3),), {}))
+        for _ in range(12):
+            x = rows(3)
+            assert torch.equal(x * 2, forward(x))
+    assert len(inner) > 5
+    assert all(inner)
+
+
+def test_a_fill_that_replaces_what_the_graph_reads_is_not_followed_by_a_replay() -> None:
+    """The call that finds it is eager, on the new weight."""
+    held = [torch.ones(3)]
+
+    def fill(pad: torch.Tensor, source: torch.Tensor) -> None:
+        pad.zero_()
+        if float(source[0, 0]) == 5.0:
+            held[0] = torch.full((3,), 7.0)
+
+    forward = recorded(lambda x: x * held[0], buckets=[4], pad={"x": fill})
+    with torch.no_grad():
+        forward.warmup(lambda n: ((torch.zeros(n, 3),), {}))
+        for _ in range(4):
+            forward(rows(3))
+        assert short(forward)
+        x = torch.full((3, 3), 5.0)
+        assert torch.equal(torch.full((3, 3), 35.0), forward(x))
+    assert 1 == counts(forward)["static_moved"]
