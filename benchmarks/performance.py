@@ -218,7 +218,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Result], str]]] = {
 }
 
 
-LIMITS = """## What limits what is missed
+LIMITS = """### What limits what is missed
 
 - **A decorated method**: each look-up of `engine.decode` makes an object that keeps the engine alive, as a bound method
   does. It was four times as dear when its attributes were set through Python. Kept on the engine it would be a cycle;
