@@ -6,18 +6,11 @@ python benchmarks/performance.py
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from itertools import groupby
 
+from pages import calls, table
 from targets import DOCS, Result, lines, load
-
-Cells = Sequence[object]
-
-
-def table(head: Cells, rows: Iterable[Cells]) -> str:
-    """A Markdown table."""
-    all_rows = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in row) + " |" for row in all_rows)
 
 
 def where(result: Result) -> str:
@@ -48,19 +41,7 @@ Raw is a `copy_` per input and a replay, as engines write it; `module()` include
 own; "written in place" passes `inputs(4)`."""
     ]
     for label, rows in result["work"].items():
-        raw = rows["raw"]["host_us"]
-        body = [
-            [
-                name,
-                f"{r['host_us']:.2f}",
-                f"{r['host_us'] - raw:+.2f}",
-                f"{r['host_us'] / raw:.2f}",
-                f"{r['total_us']:.2f}",
-            ]
-            for name, r in rows.items()
-        ]
-        parts.append(f"### {titles.get(label, label)}")
-        parts.append(table(["variant", "host us", "over raw", "x raw", "total us"], body))
+        parts += [f"### {titles.get(label, label)}", calls(rows)]
     if pieces := result.get("parts"):
         one, five = pieces["linear"], pieces["decode"]
         body = [[name, f"{one[name]['host_us']:.2f}", f"{five[name]['host_us']:.2f}"] for name in one]

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import os
 
-TYPE_CHECKING = False  # typing is a third of what `import graphprobe` takes
-
 
 class GraphprobeError(Exception):
     """Base of everything graphprobe raises on purpose."""

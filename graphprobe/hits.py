@@ -88,12 +88,12 @@ def hit(
             or active[0]
         ):
             return graphs().dispatch(*args, **kwargs)
-        _, strays, life, beat, first, copy, buffer, more, graph, make, fixed = way
+        itself, strays, life, beat, first, copy, buffer, more, graph, make, fixed = way
         me = thread()
         if (strays is not None and strays(tensors)) or turn.owner != me or turn.inside:
             return graphs().dispatch(*args, **kwargs)
         if tick[0] < 2:
-            return graphs().sampled(way[0](), args, kwargs, tensors)
+            return graphs().sampled(itself(), args, kwargs, tensors)
         turn.inside = me
         try:
             if beat is not None and life.live:

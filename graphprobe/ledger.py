@@ -19,7 +19,7 @@ from graphprobe.buckets import Buckets
 from graphprobe.reasons import FallbackReason
 from graphprobe.unhurried import unhurried
 
-TYPE_CHECKING = False  # see errors
+TYPE_CHECKING = False  # typing is a third of what `import graphprobe` took
 if TYPE_CHECKING:
     from graphprobe.feed import Feed
     from graphprobe.snapshot import ForwardSnapshot, Snapshot

@@ -11,7 +11,7 @@ from graphprobe.errors import ConfigError, internal_error
 from graphprobe.ledger import FREE_THREADED, LEDGER, Cell, Forward, Ledger, add, ignore_active, ignored
 from graphprobe.reasons import FallbackReason, as_reason
 
-TYPE_CHECKING = False  # see errors
+TYPE_CHECKING = False  # typing is a third of what `import graphprobe` took
 if TYPE_CHECKING:
     from graphprobe.snapshot import ForwardSnapshot
     from graphprobe.timers import Timer

@@ -163,23 +163,14 @@ class Copier:
 
     def split(self) -> tuple[int | None, Any, torch.Tensor | None, Work | None]:
         """For the hot path: the first single copy as (index, copy, buffer), and all other work; None: there is none."""
+        works = [*(_alone(*one) for one in self.ones), *self.groups]
+        works += [] if self.extra is None else [self.extra]
         if self.sources is not None:
-            return None, None, None, self._guarded(self.sources)
-        (index, buffer), *others = self.ones or ((None, None),)
-        works = [_alone(*one) for one in others] + list(self.groups)
-        more = _all(works if self.extra is None else [*works, self.extra])
-        return index, None if buffer is None else buffer.copy_, buffer, more
-
-    def _guarded(self, sources: Sources) -> Work:
-        """All of the work, on ``sources(tensors)``."""
-        works = [*(_alone(*one) for one in self.ones), *self.groups, *((self.extra,) if self.extra else ())]
-
-        def work(tensors: Sequence[torch.Tensor]) -> None:
-            given = sources(tensors)
-            for each in works:
-                each(given)
-
-        return work
+            return None, None, None, _on(self.sources, works)
+        if not self.ones:
+            return None, None, None, _all(works)
+        index, buffer = self.ones[0]
+        return index, buffer.copy_, buffer, _all(works[1:])
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copy a call's tensors into the static inputs, on the current stream."""
@@ -308,6 +299,15 @@ def _copied(item: Input, tail: torch.Tensor, last: torch.Tensor) -> Work:
 
 def _discard(_: object) -> None:
     return None
+
+
+def _on(sources: Sources, works: list[Work]) -> Work:
+    def work(tensors: Sequence[torch.Tensor]) -> None:
+        given = sources(tensors)
+        for each in works:
+            each(given)
+
+    return work
 
 
 def _all(works: list[Work]) -> Work | None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from threading import local
 
-TYPE_CHECKING = False  # see errors
+TYPE_CHECKING = False  # typing is a third of what `import graphprobe` took
 if TYPE_CHECKING:
     from typing import TypeVar
 

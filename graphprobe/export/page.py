@@ -45,10 +45,10 @@ class Family(Metric):
     def __init__(self, name: str, documentation: str, kind: str, unit: str) -> None:
         self.lines: list[Line] = []
         self.values: list[float] = []
+        super().__init__(name, documentation, kind, unit)
+        # Not the empty list that the client's constructor has set.
         self.others: list[Sample] | None = None
         """What somebody has put in the place of the samples."""
-        super().__init__(name, documentation, kind, unit)
-        self.others = None
 
     def add(self, lines: Iterable[Line], values: Iterable[float]) -> None:
         """Add lines, and the value of each."""
