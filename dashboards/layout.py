@@ -66,6 +66,8 @@ def _placed(rows: Sequence[Row]) -> Iterator[Panel]:
             x, y = (0, y + row.height) if x + width == COLUMNS else (x + width, y)
         assert x == 0, f"{row.title}: the last line is not full"
         if row.collapsed:
+            # As Grafana writes it: what comes next stands below the heading, and moves down when the row is opened.
+            y = heading._internal.grid_pos.y + 1
             yield _filled(heading, inside)
         else:
             yield from (heading, *inside)

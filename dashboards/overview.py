@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dashboards import queries as q
 from dashboards.colours import EAGER, GOAL, GRAPH, MODES, NONE_IS_GOOD, PATHS, REASONS, SKEW
+from dashboards.engine import engine
 from dashboards.itself import alerts, itself
 from dashboards.layout import Row, build
 from dashboards.panels import (
@@ -38,7 +39,7 @@ RULE = "Everything but prefill, and reasons that count"
 
 def overview() -> str:
     """Its JSON."""
-    rows = (_glance(), _hit_rate(), _why(), _cost(), _capture(), alerts(), itself())
+    rows = (_glance(), _hit_rate(), _why(), _cost(), _capture(), engine(), alerts(), itself())
     text = "How many calls of each forward a CUDA graph served, which ran eagerly, why, and what each path cost."
     return build("graphprobe-overview", "graphprobe / Overview", text, rows)
 

@@ -287,7 +287,7 @@ send: it is never left out of a proposal.
 ```
 graphprobe advise --max-batch 256                                                # this machine's exporter, port 9464
 graphprobe advise shot.json --max-batch 256                                      # a file of Snapshot.to_json()
-graphprobe advise http://HOST:8000/metrics --max-batch 256                       # the page of an engine
+graphprobe advise http://HOST:8000/metrics --max-batch 256                       # the page of an engine, as of vLLM
 graphprobe advise http://HOST:9090 --last 6h --match 'job="vllm"' --max-seqs 256 # a window, from Prometheus
 graphprobe advise sizes.csv --engine sglang --buckets 1,2,4,8 --times 1:9.1,16:13.3 --eager-times 1:42.9
 graphprobe advise vllm.log --max-seqs 256                                        # vllm serve ... --cudagraph-metrics
@@ -312,6 +312,10 @@ graphprobe advise sglang.log --max-seqs 256                                     
   `--engine`, and the answer says that it is assumed; `--pad` and `--no-pad` decide.
 - **Times** unknown: they are modelled, and a note says on what. Give `--times` and `--eager-times`, or `--steps`. What
   graphs take of memory and of the start is known where times are; else give `--graph-mib`, `--capture-seconds`.
+- **Page of vLLM** that [graphprobe observes](engines.md): nothing must be named. The forward is `vllm` (its drafter
+  asks for `--forward vllm.drafter`), the list is the one captured, a request has as many tokens as vLLM's own series
+  say that it drafts, and the answer is its `--compilation-config`. In a snapshot and in Prometheus these series are not
+  there: with speculative decoding give `--spec-tokens`.
 - **Log of vLLM**: a table, every 10 s, counts all steps, those with prompts among them; `--max-seqs` (and
   `--spec-tokens`) leaves out what is larger than any decode step. Model Runner V2 prints no table before 0.30.
 - **Log of SGLang**: it has one decode step in `--decode-log-interval`, so it tells no hit rate; with 1 it has all. Of

@@ -3,8 +3,8 @@
 The public names. Importing this package imports the standard library only: torch comes with `capture`, a metrics
 client with `start_exporter`, when they are first used.
 
-`snapshot` and `observe` are functions, and also the names of the modules that define their types: take those with
-``from graphprobe.snapshot import Row``, since ``import graphprobe.snapshot as name`` yields the function.
+`snapshot`, `observe` and `instrument` are functions, and also the names of the modules that define their types: take
+those with ``from graphprobe.snapshot import Row``, since ``import graphprobe.snapshot as name`` yields the function.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from types import ModuleType
 
 from graphprobe.buckets import coverage, decode_buckets
-from graphprobe.errors import CaptureError, ConfigError, DidNotInstrument, GraphprobeError, SourceError
+from graphprobe.errors import ConfigError, DidNotInstrument, GraphprobeError, SourceError
 from graphprobe.ledger import LEDGER, ignore
 from graphprobe.observe import observe
 from graphprobe.reasons import FallbackReason
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from graphprobe.export.exporter import start_exporter
     from graphprobe.export.otel import start_otel
     from graphprobe.graphed import capture
+    from graphprobe.instrument import instrument, uninstrument
     from graphprobe.snapshot import Snapshot
     from graphprobe.tools.account import account
     from graphprobe.tools.advisor import advise
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from graphprobe.tools.throughput import compare_steps
 
 __all__ = [
-    "CaptureError",
     "ConfigError",
     "DidNotInstrument",
     "FallbackReason",
@@ -46,11 +46,13 @@ __all__ = [
     "coverage",
     "decode_buckets",
     "ignore",
+    "instrument",
     "observe",
     "snapshot",
     "start_exporter",
     "start_otel",
     "table",
+    "uninstrument",
 ]
 
 _LAZY = {
@@ -59,9 +61,11 @@ _LAZY = {
     "advise": "graphprobe.tools.advisor",
     "capture": "graphprobe.graphed",
     "compare_steps": "graphprobe.tools.throughput",
+    "instrument": "graphprobe.instrument",
     "start_exporter": "graphprobe.export.exporter",
     "start_otel": "graphprobe.export.otel",
     "table": "graphprobe.tools.table",
+    "uninstrument": "graphprobe.instrument",
 }
 
 
@@ -77,7 +81,7 @@ def __dir__() -> list[str]:
 class _Package(ModuleType):
     # An import of a submodule binds its name in the package: not over a function that has the same name.
     def __setattr__(self, name: str, value: object) -> None:
-        if name not in ("observe", "snapshot") or not isinstance(value, ModuleType):
+        if name not in ("instrument", "observe", "snapshot") or not isinstance(value, ModuleType):
             super().__setattr__(name, value)
 
 

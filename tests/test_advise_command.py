@@ -324,10 +324,10 @@ def test_no_calls_yet(ledger: Ledger, tmp_path: Path) -> None:
 
 
 def test_several_forwards(ledger: Ledger) -> None:
-    for name in ("vllm", "vllm.drafter"):
+    for name in ("vllm", "vllm.drafter", "vision"):
         observe(name, [1, 2], ledger=ledger).graph_call(1, 1)
     shot = ledger.snapshot().to_json()
-    assert "2 forwards have calls. hint: name one of: vllm, vllm.drafter" in refused("-", input=shot)
+    assert "3 forwards have calls. hint: name one of: vllm, vllm.drafter, vision" in refused("-", input=shot)
     assert answered("-", "--forward", "vllm.drafter", input=shot)["engine"] == "vllm"
 
 

@@ -30,9 +30,21 @@ def both() -> Snapshot:
 
 
 def test_of_several_forwards_with_calls_one_must_be_named() -> None:
-    """A drafter's calls are never mixed into those of its target."""
-    with pytest.raises(ConfigError, match=r"2 forwards have calls. hint: name one of: vllm, vllm.drafter$"):
-        of(both())
+    """Also of two parts of one engine, and where a name only begins as another one."""
+    for name in ("sglang", "vllm2", "vllm.drafter"):
+        other = "vllm.encoder" if name == "vllm.drafter" else "vllm"
+        parts = (seen({(4, 4): 10}, name=name), seen({(2, 2): 7}, name=other))
+        snapshot = Snapshot({name: forward for part in parts for name, forward in part.forwards.items()})
+        with pytest.raises(ConfigError, match=rf"2 forwards have calls. hint: name one of: {name}, {other}$"):
+            of(snapshot)
+
+
+def test_an_engine_is_meant_itself_beside_its_drafter() -> None:
+    """A drafter's calls are never mixed into those of its target, and a note says that there are some."""
+    found = of(both())
+    assert ("vllm", {4: 10}) == (found.forward, found.calls)
+    assert ("vllm.drafter has lists and calls of its own: name it",) == found.notes
+    assert () == of(both(), "vllm").notes
     assert ({4: 10}, {2: 7}) == (of(both(), "vllm").calls, of(both(), "vllm.drafter").calls)
 
 

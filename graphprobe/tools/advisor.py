@@ -63,15 +63,16 @@ def advise(
     calls of exact dispatch those of today's list), ``max_bytes`` bytes and ``max_capture_seconds``; it covers
     ``max_batch``, or ``max_seqs`` requests of ``1 + spec_tokens`` tokens, or else the largest size seen. Where an
     engine counts tokens, larger steps are left out, as they hold prompts, unless ``max_batch`` is given.
-    ``calls_per_start`` prices capture seconds, as calls served between two starts; ``gib_worth`` prices memory, as the
-    share of the time that a GiB is worth. ``engine``, ``tensor_parallel`` and ``largest`` are the rule of
-    ``tools.engines.rule``.
+    ``spec_tokens`` 0 is what vLLM's own page says, where steps of phase verify were seen. ``calls_per_start`` prices
+    capture seconds, as calls served between two starts; ``gib_worth`` prices memory, as the share of the time that a
+    GiB is worth. ``engine``, ``tensor_parallel`` and ``largest`` are the rule of ``tools.engines.rule``.
 
     ConfigError for what contradicts itself, SourceError where there is nothing to judge.
     """
     reading = source if isinstance(source, sources.Reading) else _read(source, window, end, match, timeout)
     seen = traffic(reading, forward, phase)
     kind = _engine(seen.forward) if engine is None else engine
+    spec_tokens, drafts = _drafts(seen, kind, spec_tokens, reading.spec_tokens)
     told = seen.pads if pad is None and _may_choose(kind) else pad
     bounded = partial(rule, kind, spec_tokens=spec_tokens, tensor_parallel=tensor_parallel, pad=told)
     limits = bounded(largest=largest)
@@ -102,7 +103,7 @@ def advise(
         ahead = _ahead(speculative.check(checked, max_seqs, spec_tokens, kind, told, tensor_parallel, largest))
     elif given is not None and given != today:
         ahead = [f"of today's list {kind} makes graphs of {speculative.spans(today)}: {'; '.join(limits.why)}"]
-    return dataclasses.replace(found, warnings=(*ahead, *found.warnings))
+    return dataclasses.replace(found, notes=(*drafts, *found.notes), warnings=(*ahead, *found.warnings))
 
 
 def _ahead(coverage: speculative.Coverage) -> list[str]:
@@ -124,6 +125,16 @@ def _read(
 def _engine(forward: str) -> str:
     first = forward.split(".")[0]
     return first if first in ENGINE else "graphprobe"
+
+
+def _drafts(seen: Traffic, kind: str, given: int, told: int) -> tuple[int, list[str]]:
+    """The speculative tokens of a request, and what there is to say of them where they were not given."""
+    given_none = type(given) is int and given == 0
+    if kind != "vllm" or not given_none or not any(row.phase == "verify" for row in seen.rows):
+        return given, []
+    if not told:
+        return 0, ["there are steps with speculative tokens, and the source does not say how many: give spec_tokens"]
+    return told, [f"vLLM drafts {told} tokens ahead, so sizes are multiples of 1 + {told}"]
 
 
 def _may_choose(engine: str) -> bool:

@@ -20,6 +20,7 @@ from urllib.parse import urlunsplit
 from graphprobe import metrics
 from graphprobe.errors import ConfigError, SourceError
 from graphprobe.tools import exposition, sources
+from graphprobe.tools.agreement import counted, look_at_steps
 from graphprobe.tools.contract import examine
 from graphprobe.tools.exposition import Page
 from graphprobe.tools.fetch import fetch, seconds
@@ -100,18 +101,21 @@ def check(source: str | os.PathLike[str] | None = None, *, wait: float | None = 
             earlier, answer = answer, _read(name, timeout)
         except SourceError as error:
             found.add("second-read", "", f"the second read failed: {error}", "did the process end or restart?")
-    series = _checked(answer, earlier, found)
+    series = _checked(answer, earlier, found, pause)
     forwards = sorted({one.labels["forward"] for one in series if "forward" in one.labels})
     return Report(name, len(series), processes(series), tuple(forwards), found.all())
 
 
 def findings(
-    body: bytes | str, content_type: str | None = None, earlier: bytes | str | None = None
+    body: bytes | str, content_type: str | None = None, earlier: bytes | str | None = None, pause: float = 0.0
 ) -> tuple[Finding, ...]:
-    """What is wrong with a page, and with the step from an ``earlier`` page of the same process to it."""
+    """What is wrong with a page, and with the step from an ``earlier`` page of the same process to it.
+
+    ``pause`` is the time between the two, in seconds: the longer, the less may be on its way from one count to another.
+    """
     found = Findings()
     before = None if earlier is None else Answer(_bytes(earlier), content_type)
-    _checked(Answer(_bytes(body), content_type), before, found)
+    _checked(Answer(_bytes(body), content_type), before, found, pause)
     return found.all()
 
 
@@ -137,12 +141,18 @@ def _read(name: str, timeout: float) -> Answer:
     return fetch(name, WANTED, exposition.MAX_BYTES, timeout, metrics_url)
 
 
-def _checked(answer: Answer, earlier: Answer | None, found: Findings) -> list[Series]:
+def _checked(answer: Answer, earlier: Answer | None, found: Findings, pause: float = 0.0) -> list[Series]:
     """The series of our contract on a page; all findings of that page alone, and of the step from an earlier one."""
     page = _page(answer, found)
     series = examine(page, found)
+    now = counted(page, series)
+    before = now
     if earlier is not None and page.whole:
-        compare(examine(_page(earlier, Findings()), Findings()), series, found)
+        old = _page(earlier, Findings())
+        once = examine(old, Findings())
+        compare(once, series, found)
+        before = counted(old, once)
+    look_at_steps(before, now, pause, found)
     return series
 
 

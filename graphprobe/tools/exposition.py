@@ -17,6 +17,7 @@ from prometheus_client.openmetrics.parser import text_fd_to_metric_families as o
 
 from graphprobe.tools.findings import Findings, short
 from graphprobe.tools.grammar import Line, Meta, Unreadable, metadata, sample
+from graphprobe.tools.vllm import NAMES as BESIDE
 
 MAX_BYTES = 16 << 20
 """Longest page that is looked at: a hundred forwards with all their label sets are half of it."""
@@ -46,7 +47,8 @@ ELSEWHERE = re.compile(r'(?:# (?:HELP|TYPE|UNIT) )?[{"]*(?!graphprobe_)[a-zA-Z_:
 class Page:
     """What was read of a page, of ours alone. Kinds, helps and units go by the name that the metadata gives a family.
 
-    ``whole`` is False where a limit ended the reading.
+    ``whole`` is False where a limit ended the reading. ``beside`` are the few series of an engine's own that say how
+    many steps it made.
     """
 
     openmetrics: bool = False
@@ -55,6 +57,7 @@ class Page:
     kinds: dict[str, str] = field(default_factory=dict)
     helps: dict[str, str] = field(default_factory=dict)
     units: dict[str, str] = field(default_factory=dict)
+    beside: list[Line] = field(default_factory=list)
 
 
 def parse(body: bytes, found: Findings, openmetrics: bool | None = None) -> Page:
@@ -186,8 +189,10 @@ class _Reader:
         read = sample(line, self.page.openmetrics)
         if OURS.match(read.name):
             self._ours(number, read)
-        else:
-            self._family = ""
+            return
+        self._family = ""
+        if read.name in BESIDE and len(self.page.beside) < MAX_SAMPLES:
+            self.page.beside.append(read)
 
     def _ours(self, number: int, line: Line) -> None:
         if len(self.page.lines) >= MAX_SAMPLES:

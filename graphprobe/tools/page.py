@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from graphprobe import metrics
 from graphprobe.errors import SourceError
-from graphprobe.tools import exposition
+from graphprobe.tools import exposition, vllm
 from graphprobe.tools.findings import Findings, short
 from graphprobe.tools.rebuild import Rebuilt, rebuild, refused_if_folded
 from graphprobe.tools.series import Series, identified, processes
@@ -19,7 +19,8 @@ UNREAD = ("syntax", "encoding", "too-long")
 def from_page(body: bytes, name: str) -> Rebuilt:
     """What the page of metrics in ``body`` stands for; SourceError, with ``name``, where it says nothing of calls."""
     found = Findings()
-    series = identified(exposition.parse(body, found), found)
+    page = exposition.parse(body, found)
+    series = identified(page, found)
     if not series:
         hint = "give the page of a process that exports them, as it does after graphprobe.start_exporter()"
         raise SourceError(f"{name}: these are metrics, but none of graphprobe's. hint: {hint}")
@@ -27,7 +28,11 @@ def from_page(body: bytes, name: str) -> Rebuilt:
     rebuilt = refused_if_folded(rebuild(once.values()), name)
     summed = processes(series)
     told = _notes(found, summed, len(series) - len(once))
-    return rebuilt._replace(notes=(*told, *rebuilt.notes), processes=_by_forward(once.values(), summed))
+    return rebuilt._replace(
+        notes=(*told, *rebuilt.notes),
+        processes=_by_forward(once.values(), summed),
+        spec_tokens=vllm.spec_tokens(page.beside),
+    )
 
 
 def _by_forward(series: Iterable[Series], summed: int) -> dict[str, int]:

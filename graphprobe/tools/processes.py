@@ -31,6 +31,7 @@ def look_at_processes(series: list[Series], known: Known, found: Findings) -> No
     _builds(series, known, found)
     _forwards(series, known, found)
     _times(series, found)
+    _own(series, found)
     groups: dict[tuple[Process, str], list[Series]] = defaultdict(list)
     for one in series:
         groups[one.owner].append(one)
@@ -132,6 +133,18 @@ def _times(series: list[Series], found: Findings) -> None:
             named = ", ".join(f"{label} {short(value)}" for label, value in zip(labels, where, strict=True))
             what = f"missing for {named}{_of(process)}"
             found.add("missing", metric.name, what, hint)
+
+
+def _own(series: list[Series], found: Findings) -> None:
+    """What graphprobe says of itself: hooks that are not in place, and its own failures."""
+    for one in series:
+        if one.metric is metrics.HOOK_BOUND and one.value == 0:
+            what = f"{short(one.labels['engine'])}: {short(one.labels['hook'])} is not bound{_of(one.process)}"
+            hint = "the engine's log says why; is its version one of those that docs/engines.md lists?"
+            found.add("hook", one.metric.name, what, hint)
+        if one.metric is metrics.INTERNAL_ERRORS and one.value > 0 and one.labels["where"] != "label_limit":
+            what = f"{one.value:,.0f} at {short(one.labels['where'])}{_of(one.process)}"
+            found.add("internal-error", one.metric.name, what, "the log of that process has the first of each")
 
 
 def _paddings(series: list[Series], found: Findings) -> None:

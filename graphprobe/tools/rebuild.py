@@ -34,12 +34,16 @@ Key = tuple[str, str, int, int]
 
 
 class Rebuilt(NamedTuple):
-    """A snapshot, what its reader must know, how many calls are not in it, and processes by forward."""
+    """A snapshot, what its reader must know, how many calls are not in it, and processes by forward.
+
+    ``spec_tokens`` is how many tokens an engine drafts ahead, as far as it says so beside ours.
+    """
 
     snapshot: Snapshot
     notes: tuple[str, ...]
     folded: int
     processes: Mapping[str, int] = {}
+    spec_tokens: int = 0
 
 
 def refused_if_folded(rebuilt: Rebuilt, name: str) -> Rebuilt:

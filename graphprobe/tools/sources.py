@@ -54,7 +54,7 @@ class Reading:
     ``snapshot`` is all of it, ``windows`` the same in parts of time, the oldest first; none where the source knows no
     time. ``kind`` is ``snapshot``, ``metrics``, ``prometheus``, ``sizes``, ``vllm``, ``sglang`` or ``simulated``.
     ``notes`` are what a reader of the numbers must know, one sentence each. ``processes`` is of how many each
-    forward is the sum, where that is more than one.
+    forward is the sum, where that is more than one, and ``spec_tokens`` how many tokens vLLM says that it drafts ahead.
     """
 
     snapshot: Snapshot
@@ -62,6 +62,7 @@ class Reading:
     kind: str = "snapshot"
     notes: tuple[str, ...] = ()
     processes: Mapping[str, int] = field(default_factory=dict)
+    spec_tokens: int = 0
 
 
 def read(source: Source = None, *, timeout: float = 5.0) -> Snapshot:
@@ -151,7 +152,7 @@ def _told(body: bytes, name: str, parts: int) -> Reading:
         from graphprobe.tools.page import from_page
 
         page = from_page(text, name)
-        return Reading(page.snapshot, kind="metrics", notes=page.notes, processes=page.processes)
+        return Reading(page.snapshot, (), "metrics", page.notes, page.processes, page.spec_tokens)
     told = logs.read(text, name, parts) if log else sizes.read(text, name, parts)
     if told is None:
         raise SourceError(f"{name}: {_strange(text)}")

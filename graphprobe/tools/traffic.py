@@ -103,12 +103,13 @@ class Traffic:
 def traffic(reading: Reading, forward: str | None = None, phase: str | None = None) -> Traffic:
     """The traffic of one forward of ``reading``: ``forward``, or the only one that has calls; all phases but prefill.
 
-    ConfigError where the name is none, or several have calls; SourceError where there is no call yet.
+    Beside parts of its own (``vllm.drafter``) a forward is meant itself (``vllm``). ConfigError where the name is none,
+    or several have calls; SourceError where there is no call yet.
     """
     for name, given in (("forward", forward), ("phase", phase)):
         if given is not None and not isinstance(given, str):
             raise ConfigError(f"{name} must be a name, got {given!r}")
-    chosen = _forward(reading, forward)
+    chosen, aside = _forward(reading, forward)
     rows = _rows(chosen, phase)
     pads = _pads(rows)
     counts = _counts(rows, chosen.buckets, pads)
@@ -134,7 +135,7 @@ def traffic(reading: Reading, forward: str | None = None, phase: str | None = No
         eager={mean_size(rows): eager} if eager else {},
         capture_seconds=chosen.capture_seconds,
         graph_bytes={n: max(0, grown) for n, grown in chosen.pool_growth.items()},
-        notes=reading.notes,
+        notes=(*reading.notes, *aside),
         rows=tuple(rows),
     )
 
@@ -157,19 +158,27 @@ def _noted(reading: Reading) -> str:
     return f" ({'; '.join(reading.notes)})" if reading.notes else ""
 
 
-def _forward(reading: Reading, name: str | None) -> ForwardSnapshot:
+def _forward(reading: Reading, name: str | None) -> tuple[ForwardSnapshot, list[str]]:
+    """The forward that is meant, and a note where others have calls, too."""
     forwards = reading.snapshot.forwards
     if name is not None:
         if name not in forwards:
             raise ConfigError(f"there is no forward {name!r}", f"there are: {_names(forwards.values()) or 'none'}")
-        return forwards[name]
+        return forwards[name], []
     if not forwards:
         what = "no forward is in the source. hint: decorate one with capture, or call observe"
         raise SourceError(f"{what}{_noted(reading)}")
     busy = [forward for forward in forwards.values() if forward.rows]
-    if len(busy) > 1:
+    whole = [forward for forward in busy if all(_is_part(other, forward) for other in busy if other is not forward)]
+    if len(busy) > 1 and not whole:
         raise ConfigError(f"{len(busy)} forwards have calls", f"name one of: {_names(busy)}")
-    return busy[0] if busy else next(iter(forwards.values()))
+    aside = [f"{literal(other.name)} has lists and calls of its own: name it" for other in busy if other not in whole]
+    return (whole or list(forwards.values()))[0], aside
+
+
+def _is_part(other: ForwardSnapshot, forward: ForwardSnapshot) -> bool:
+    """Whether it is a part of the same engine, as a drafter is, with a name below that of the whole."""
+    return other.name.startswith(f"{forward.name}.")
 
 
 def _names(forwards: Iterable[ForwardSnapshot]) -> str:

@@ -108,6 +108,7 @@ def rank(good: bool) -> Engine:
     def engine(ledger: Ledger) -> Traffic:
         target = observe("vllm", WIDE, unit="tokens", source="observe", padded=True, max_batch=128, ledger=ledger)
         draft = observe("vllm.drafter", BUCKETS, role="draft", source="observe", ledger=ledger)
+        captured(target, WIDE)
         target.forward.kv_capacity_tokens, target.forward.pool_estimate_bytes = 400_000, 900 << 20
         ledger.hooks["vllm", "dispatch"], ledger.hooks["vllm", "drafter"] = True, False
         ledger.replays_seen = [0]

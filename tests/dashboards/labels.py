@@ -21,6 +21,10 @@ SERIES = {"job", "instance", "rank"}
 """Labels that Prometheus, or the environment of a process, puts on every series."""
 
 
+ENGINES = {"vllm:iteration_tokens_total_count": {"job", "instance", "engine", "model_name"}}
+"""Series of engines themselves that the runbook holds ours against."""
+
+
 class Labels(NamedTuple):
     """What is known of a result: the labels that it may have, and those that none of its parts drops."""
 
@@ -30,8 +34,8 @@ class Labels(NamedTuple):
 
 @cache
 def known() -> dict[str, Labels]:
-    """Every series that an expression may name, with its labels: the catalogue's, recorded ones, and ``up``."""
-    found = {"up": {"job", "instance"}}
+    """Every series that an expression may name, with its labels: the catalogue's, recorded ones, and others."""
+    found = {"up": {"job", "instance"}, **ENGINES}
     for metric in CATALOGUE:
         found[metric.name] = {*metric.labels, *SERIES}
         if metric.kind == "histogram":
@@ -54,7 +58,7 @@ def labels_of(node: Any, names: dict[str, Labels]) -> Labels:
             return labels_of(node.vector_selector, names)
         case "Call":
             parts = [labels_of(arg, names) for arg in node.args]
-            return parts[0] if parts else Labels(set(), set())
+            return parts[0] if parts and node.func.name != "scalar" else Labels(set(), set())
         case "AggregateExpr":
             inner = labels_of(node.expr, names)
             if node.modifier is None:

@@ -115,19 +115,23 @@ def test_every_query_goes_to_the_chosen_data_source(page: dict[str, Any]) -> Non
 
 @each_page
 def test_panels_fit_and_are_told_apart(page: dict[str, Any]) -> None:
-    """Unique ids and titles, within 24 columns, and no two in one place."""
+    """Unique ids and titles, within 24 columns, no two in one place; nothing is left free but what is closed."""
     rows = [panel for panel in page["panels"] if panel["type"] == "row"]
     everything = [*rows, *panels(page)]
     assert len(everything) == len({panel["id"] for panel in everything})
     assert len({panel["title"] for panel in panels(page)}) == len(list(panels(page)))
-    taken: set[tuple[int, int]] = set()
-    for panel in everything:
-        place = panel["gridPos"]
-        assert place["w"] > 0 and place["h"] > 0 and place["x"] + place["w"] <= 24, panel["title"]
-        across, down = range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"])
-        cells = {(x, y) for x in across for y in down}
-        assert not cells & taken, panel["title"]
-        taken |= cells
+    closed = [[row, *row["panels"]] for row in rows if row["collapsed"]]
+    for shown in (page["panels"], *closed):
+        taken: set[tuple[int, int]] = set()
+        for panel in shown:
+            place = panel["gridPos"]
+            assert place["w"] > 0 and place["h"] > 0 and place["x"] + place["w"] <= 24, panel["title"]
+            across, down = range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"])
+            cells = {(x, y) for x in across for y in down}
+            assert not cells & taken, panel["title"]
+            taken |= cells
+        first, last = min(y for _, y in taken), max(y for _, y in taken)
+        assert len(taken) == 24 * (last - first + 1)
     assert [row["title"] for row in rows if row["collapsed"] != bool(row["panels"])] == []
 
 

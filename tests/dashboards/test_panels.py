@@ -24,7 +24,7 @@ LACKS = {
         *(*ENGINE, "prefill", "alerts", "rules"),
         *(*CAPTURE, "failures", "counted calls", "misses", "graph calls", "max_batch", "KV capacity"),
     },
-    "replicas": {*CAPTURE, "prefill", "uncounted calls", "alerts"},
+    "replicas": {"prefill", "uncounted calls", "alerts"},
 }
 """What each history does not have (see histories.py)."""
 
@@ -64,6 +64,8 @@ NEEDS = {
         "overview: Time of a forward, A",
         "overview: Time of a forward, C",
         "overview: Padding waste, A",
+        "overview: Full graphs of decode steps, A",
+        "overview: Decode steps by size and mode, A",
         "tuning: Padding by bucket, A",
         *(f"tuning: Buckets, {ref}" for ref in "CDEFG"),
     ),
@@ -71,19 +73,20 @@ NEEDS = {
     "captures": (
         "overview: Capture time by bucket, A",
         "overview: Graph pool, A",
+        *(f"overview: What the start has made, {ref}" for ref in "ABC"),
         "tuning: Pool growth by bucket, A",
         *(f"tuning: Buckets, {ref}" for ref in "AHI"),
     ),
-    "max_batch": ("overview: Uncovered sizes, A",),
-    "KV capacity": ("overview: KV capacity, A",),
-    "estimate": ("overview: Graph pool, B",),
+    "max_batch": ("overview: Uncovered sizes, A", "overview: What the start has made, F"),
+    "KV capacity": ("overview: KV capacity, A", "overview: What the start has made, E"),
+    "estimate": ("overview: Graph pool, B", "overview: What the start has made, D"),
     "unused buckets": ("tuning: What to drop: captured, never used, A",),
     "captured and unused": (
         "tuning: What to drop: captured, never used, B",
         "tuning: What to drop: captured, never used, C",
     ),
     "ranks": ("overview: Rank skew, A",),
-    "hooks": ("overview: Hooks into engines, A", "overview: Graph launches, A"),
+    "hooks": ("overview: Hooks into engines, A", "overview: Hooks missing, A", "overview: Graph launches, A"),
     "rules": ("overview: Alerts firing, A",),
     "alerts": ("overview: Alerts that fire, A",),
 }

