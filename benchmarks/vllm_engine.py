@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import json
 import logging
 import os
@@ -26,6 +27,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "integrations"), str(HERE.parent / "tests" / "engines")]
 
 import graphprobe  # noqa: E402
+from graphprobe_vllm import HOOKS  # noqa: E402
 
 SIZES = [1, 2, 4, 8, 16]
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
@@ -41,8 +43,8 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "v1 eager": {"v2": 0, "requests": 16, "enforce_eager": True},
 }
 TIMED = ("v1", "v2")
-BATCH, BLOCK = 16, 16
-"""Requests, and steps per block, of the comparison with and without the hooks."""
+BATCH, BLOCK, UNTIMED = 16, 16, 4
+"""Requests, steps per block, and steps before each, of the comparison with and without the hooks."""
 
 
 class Oracle:
@@ -229,32 +231,104 @@ def generation(
     llm: Any, first: int | None, seconds: dict[str, list[float]], exporter: Any, writes: list[int]
 ) -> list[list[int]]:
     """One batch to its end; which blocks have the hooks goes by turns (on, off, off, on), None: none are toggled."""
-    from vllm import SamplingParams
-
     engine, found = llm.llm_engine, {}
-    for i in range(BATCH):
-        prompt = {"prompt_token_ids": [(7 * i + k) % 250 for k in range(8)]}
-        engine.add_request(f"{first}-{i}", prompt, SamplingParams(max_tokens=1000, temperature=0, ignore_eos=True))
+    begin_batch(engine, str(first))
     steps, block = 0, 0
     while engine.has_unfinished_requests():
-        if first is not None and 20 <= steps < 980 and (steps - 20) % BLOCK == 0:
-            on = (block + block // 2 + first) % 2 == 0
-            (graphprobe.instrument if on else graphprobe.uninstrument)("vllm")
-            writers = [threading.Thread(target=exporter.flush)] if on and sum(seconds["on"]) >= 2 * writes[0] else []
-            writes[0] += len(writers)
-            began = time.perf_counter()
-            for writer in writers:
-                writer.start()
-            for _ in range(BLOCK):
-                collect(engine.step(), found)
-            seconds["on" if on else "off"].append(time.perf_counter() - began)
-            for writer in writers:
-                writer.join()
-            steps, block = steps + BLOCK, block + 1
-        else:
+        if first is None or steps < 20 or steps + UNTIMED + BLOCK > 980:
             collect(engine.step(), found)
             steps += 1
+            continue
+        on = (block + block // 2 + first) % 2 == 0
+        (graphprobe.instrument if on else graphprobe.uninstrument)("vllm")
+        for _ in range(UNTIMED):
+            collect(engine.step(), found)
+        writers = [threading.Thread(target=exporter.flush)] if on and sum(seconds["on"]) >= 2 * writes[0] else []
+        writes[0] += len(writers)
+        began = time.perf_counter()
+        for writer in writers:
+            writer.start()
+        for _ in range(BLOCK):
+            collect(engine.step(), found)
+        seconds["on" if on else "off"].append(time.perf_counter() - began)
+        for writer in writers:
+            writer.join()
+        steps, block = steps + UNTIMED + BLOCK, block + 1
     return [found[i] for i in range(BATCH)]
+
+
+def begin_batch(engine: Any, name: str) -> None:
+    from vllm import SamplingParams
+
+    for i in range(BATCH):
+        prompt = {"prompt_token_ids": [(7 * i + k) % 250 for k in range(8)]}
+        engine.add_request(f"{name}-{i}", prompt, SamplingParams(max_tokens=1000, temperature=0, ignore_eos=True))
+
+
+class Clocks:
+    """Nanoseconds outside of each hook and inside, summed: the difference is what we take, where it is taken."""
+
+    def __init__(self) -> None:
+        self.outside: collections.Counter[str] = collections.Counter()
+        self.inside: collections.Counter[str] = collections.Counter()
+        self._put: list[tuple[Any, str, Any]] = []
+
+    def put(self, sums: collections.Counter[str]) -> None:
+        """A clock around what is now at the place of each hook."""
+        for hook in HOOKS:
+            parent = sys.modules.get(hook.module)
+            *path, attribute = hook.attribute.split(".")
+            for part in path:
+                parent = getattr(parent, part, None)
+            if parent is not None and attribute in vars(parent):
+                self._put.append((parent, attribute, vars(parent)[attribute]))
+                setattr(parent, attribute, clocked(vars(parent)[attribute], hook.name, sums))
+
+    def take_off(self) -> None:
+        while self._put:
+            parent, attribute, original = self._put.pop()
+            setattr(parent, attribute, original)
+
+
+def clocked(function: Any, name: str, sums: collections.Counter[str]) -> Any:
+    now = time.perf_counter_ns
+
+    @functools.wraps(function)
+    def clock(*args: Any, **kwargs: Any) -> Any:
+        began = now()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            sums[name] += now() - began
+
+    return clock
+
+
+def own_cost(llm: Any) -> dict[str, float]:
+    """Microseconds per step that each hook takes in the engine, less what the clocks take of it by themselves."""
+    found: list[collections.Counter[str]] = []
+    for ours in (True, False):
+        clocks = Clocks()
+        graphprobe.uninstrument("vllm")
+        clocks.put(clocks.inside)
+        if ours:
+            graphprobe.instrument("vllm")
+        inner = list(clocks._put)
+        clocks.put(clocks.outside)
+        begin_batch(llm.llm_engine, f"own{ours}")
+        steps = 0
+        while llm.llm_engine.has_unfinished_requests():
+            llm.llm_engine.step()
+            steps += 1
+        found.append(collections.Counter({n: (clocks.outside[n] - clocks.inside[n]) / steps for n in clocks.outside}))
+        for parent, attribute, previous in reversed(clocks._put[len(inner) :]):
+            setattr(parent, attribute, previous)
+        graphprobe.uninstrument("vllm")
+        clocks._put = inner
+        clocks.take_off()
+    graphprobe.instrument("vllm")
+    mine, clock = found
+    return {name: (mine[name] - clock[name]) / 1e3 for name in mine}
 
 
 def collect(outputs: Any, found: dict[int, list[int]]) -> None:
@@ -288,6 +362,7 @@ def run_one(name: str, folder: str, rounds: int) -> dict[str, Any]:
     oracle.watch()
     found = {"start_seconds": started, "said at the start": before, **counts(llm, scenario["requests"], oracle)}
     if rounds and name in TIMED:
+        found["us per step of each hook"] = own_cost(llm)
         found["throughput"] = throughput(llm, rounds)
     return found
 

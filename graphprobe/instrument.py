@@ -64,6 +64,7 @@ class Patches:
         import wrapt
 
         self.active = True
+        self._failures = 0
         for module in dict.fromkeys(hook.module for hook in self._hooks):
             if module in self._told:
                 if module in sys.modules:
@@ -82,7 +83,8 @@ class Patches:
                 else:
                     setattr(parent, attribute, original)
                 del self._bound[name]
-            self._ledger.hooks.pop((self.engine, name), None)
+        for key in [key for key in self._ledger.hooks.copy() if key[0] == self.engine]:
+            self._ledger.hooks.pop(key, None)
 
     def failed(self, where: str, error: BaseException) -> None:
         """A failure of a handler: counted and logged like each of ours, and after too many of them all handlers rest.
@@ -99,7 +101,7 @@ class Patches:
         # Inside the engine's own import, which must not fail for us.
         if self.active:
             for hook in self._hooks:
-                if hook.module == module.__name__ and hook.name not in self._bound:
+                if hook.module == module.__name__:
                     try:
                         self._bind(hook, module)
                     except Exception as error:
@@ -107,6 +109,9 @@ class Patches:
                         self.failed(f"hook.{hook.name}", error)
 
     def _bind(self, hook: Hook, module: ModuleType) -> None:
+        if hook.name in self._bound:
+            self._ledger.hooks[self.engine, hook.name] = True
+            return
         *path, attribute = hook.attribute.split(".")
         parent: Any = module
         for part in path:

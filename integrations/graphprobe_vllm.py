@@ -3,8 +3,8 @@
 vLLM loads it in each of its processes. Only hooks are placed here, which are bound where the module is imported that
 they are for, that is where forwards run; no thread is started, and no metric made, before the engine has started.
 
-This module is the table of hooks. ``graphprobe_vllm_steps`` counts, ``graphprobe_vllm_answers`` reads what a runner
-decided and why, ``graphprobe_vllm_start`` is about captures, ``graphprobe_vllm_watch`` about one runner.
+This module is the table of hooks. Their handlers: ``graphprobe_vllm_steps`` counts and times, ``_decisions`` reads
+what a runner decided and ``_answers`` why, ``_captures`` and ``_start`` are about the start; ``_watch`` is one runner.
 """
 
 from __future__ import annotations
@@ -19,28 +19,30 @@ V1 = "vllm.v1.worker.gpu_model_runner"
 V2 = "vllm.v1.worker.gpu.model_runner"
 GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
 PROPOSER = "vllm.v1.spec_decode.llm_base_proposer"
+DETERMINE = "_determine_batch_execution_and_padding"
 SPECULATORS = "vllm.v1.worker.gpu.spec_decode"
 STEPS = "graphprobe_vllm_steps"
-START = "graphprobe_vllm_start"
+DECISIONS = "graphprobe_vllm_decisions"
+CAPTURES = "graphprobe_vllm_captures"
 
 HOOKS = (
     Hook("step", BASE, "WorkerWrapperBase.execute_model", f"{STEPS}:step"),
     Hook("step_ray", "vllm.v1.executor.ray_utils", "RayWorkerWrapper.execute_model_ray", f"{STEPS}:step", needed=False),
-    Hook("dispatch_v1", V1, "GPUModelRunner._determine_batch_execution_and_padding", f"{STEPS}:dispatch_v1"),
-    Hook("dispatch_v2", V2, "dispatch_cg_and_sync_dp", f"{STEPS}:dispatch_v2"),
+    Hook("dispatch_v1", V1, f"GPUModelRunner.{DETERMINE}", f"{DECISIONS}:dispatch_v1"),
+    Hook("dispatch_v2", V2, "dispatch_cg_and_sync_dp", f"{DECISIONS}:dispatch_v2"),
     Hook("forward_v1", V1, "GPUModelRunner._model_forward", f"{STEPS}:forward"),
     Hook("forward_v2", V2, "set_forward_context", f"{STEPS}:context"),
     Hook("replay_v2", GRAPHS, "ModelCudaGraphManager.run_fullgraph", f"{STEPS}:forward"),
     Hook("sample_v1", V1, "GPUModelRunner.sample_tokens", f"{STEPS}:sample"),
     Hook("sample_v2", V2, "GPUModelRunner.sample_tokens", f"{STEPS}:sample"),
-    Hook("capture_v1", V1, "GPUModelRunner.capture_model", f"{START}:capture"),
-    Hook("capture_v2", V2, "GPUModelRunner.capture_model", f"{START}:capture"),
-    Hook("bucket_v1", V1, "GPUModelRunner._warmup_and_capture", f"{START}:bucket_v1"),
-    Hook("bucket_v2", GRAPHS, "CudaGraphManager.capture", f"{START}:buckets_v2"),
-    Hook("start", "vllm.v1.worker.gpu_worker", "Worker.compile_or_warm_up_model", f"{START}:start"),
-    Hook("draft_v1", PROPOSER, "SpecDecodeBaseProposer._determine_batch_execution_and_padding", f"{STEPS}:draft_v1"),
+    Hook("capture_v1", V1, "GPUModelRunner.capture_model", f"{CAPTURES}:capture"),
+    Hook("capture_v2", V2, "GPUModelRunner.capture_model", f"{CAPTURES}:capture"),
+    Hook("bucket_v1", V1, "GPUModelRunner._warmup_and_capture", f"{CAPTURES}:bucket_v1"),
+    Hook("bucket_v2", GRAPHS, "CudaGraphManager.capture", f"{CAPTURES}:buckets_v2"),
+    Hook("start", "vllm.v1.worker.gpu_worker", "Worker.compile_or_warm_up_model", "graphprobe_vllm_start:start"),
+    Hook("draft_v1", PROPOSER, f"SpecDecodeBaseProposer.{DETERMINE}", f"{DECISIONS}:draft_v1"),
     *(
-        Hook(f"draft_v2_{name}", f"{SPECULATORS}.{name}.speculator", "dispatch_cg_and_sync_dp", f"{STEPS}:draft_v2")
+        Hook(f"draft_v2_{name}", f"{SPECULATORS}.{name}.speculator", "dispatch_cg_and_sync_dp", f"{DECISIONS}:draft_v2")
         for name in ("autoregressive", "target_dependent_ar", "multi_module_mtp", "dflash")
     ),
 )

@@ -37,14 +37,17 @@ class Watch:
         piecemeal = breakable() if self.manager is None else bool(getattr(self.manager, "use_breakable_cg", False))
         self.modes = modes(piecemeal)
         """vLLM's modes of a step in our words; what is missing is eager."""
+        self.off = off(getattr(self.manager if self.manager is not None else self.dispatcher, "cudagraph_mode", None))
+        """Whether there are no graphs at all, which is then the reason of each step."""
         buckets = sizes(self.manager, self.dispatcher, config.compilation_config)
         self.probe = self._observe("vllm", buckets, "target")
+        self.graph_call = self.probe.graph_call
         self.probe.forward.phases = ("verify",) if self.tokens_per_request > 1 else ("decode",)
         self._drafter: Probe | None = None
         self._clock: Timer | None = None
-        self._every = _every()
-        self._seen: dict[tuple[Any, ...], int] = {}
-        self._since = 0
+        every = _every()
+        self._every, self._second = (every, 2 % every) if every else (1, 1)  # 1, 1: never
+        self._seen: dict[tuple[str, int | None, str], int] = {}
         self.unseen = 0
         self.published = False
 
@@ -76,15 +79,14 @@ class Watch:
         )
         return str(answer[0].name)
 
-    def begin(self, key: tuple[Any, ...]) -> Any:
-        """Begin to time a forward of this kind where its turn has come; None where not, or where it was dropped."""
+    def due(self, mode: str, bucket: int | None, phase: str) -> bool:
+        """Whether a step of this kind is to be timed: one in some, the second one first."""
+        key = (mode, bucket, phase)
         count = self._seen[key] = self._seen.get(key, 0) + 1
-        self._since += 1
-        if self._since >= self._every and self._clock is not None:
-            self._since = 0
-            self._clock.harvest()
-        if not self._every or (count - 2) % self._every:
-            return None
+        return count % self._every == self._second
+
+    def begin(self) -> Any:
+        """Begin to time a forward; None where it was dropped. Reads the times of earlier ones."""
         if self._clock is None:
             self._clock = _clock(self.device)
         mark = self._clock.start()
@@ -92,9 +94,10 @@ class Watch:
             add(self.probe.forward.dropped)
         return mark
 
-    def end(self, mark: Any, path: str, bucket: int | None, phase: str, mode: str) -> None:
+    def end(self, mark: Any, mode: str, bucket: int | None, phase: str) -> None:
         """End it; ``mode`` is "" for an eager forward."""
         forward = self.probe.forward
+        path = "graph" if mode else "eager"
         assert self._clock is not None
         self._clock.stop(mark, lambda seconds: forward.time(path, bucket, seconds, phase, mode))
 

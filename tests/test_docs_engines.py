@@ -72,7 +72,7 @@ def test_every_variable_of_the_integration_is_explained() -> None:
 @pytest.mark.parametrize("width", [4])
 def test_the_warning_of_the_page_is_the_one_that_is_logged(width: int) -> None:
     """Sizes up to 16, eight requests, three speculative tokens: a dispatcher that has graphs of 4, 8 and 16 tokens."""
-    from graphprobe_vllm_start import check
+    from graphprobe_vllm_captures import check
 
     (expected,) = re.findall(r"^```text\n(.*)\n^```$", PAGE, re.M)
     ledger, sizes = Ledger(), [4, 8, 16]
