@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import argparse
 import collections
-import functools
 import json
 import logging
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -26,8 +23,9 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "integrations"), str(HERE.parent / "tests" / "engines")]
 
+from vllm_speed import own_cost, throughput  # noqa: E402
+
 import graphprobe  # noqa: E402
-from graphprobe_vllm import HOOKS  # noqa: E402
 
 SIZES = [1, 2, 4, 8, 16]
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
@@ -43,8 +41,6 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "v1 eager": {"v2": 0, "requests": 16, "enforce_eager": True},
 }
 TIMED = ("v1", "v2")
-BATCH, BLOCK, UNTIMED = 16, 16, 4
-"""Requests, steps per block, and steps before each, of the comparison with and without the hooks."""
 
 
 class Oracle:
@@ -84,8 +80,8 @@ class Said(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def engine(folder: str, scenario: dict[str, Any], alone: bool) -> Any:
-    """The engine of a scenario; where several share the GPU, each takes a small cache instead of a share of memory."""
+def engine(folder: str, scenario: dict[str, Any]) -> Any:
+    """The engine of a scenario. Several share the GPU, so each has a small cache instead of measuring what is free."""
     from vllm import LLM
 
     compilation: dict[str, Any] = {"cudagraph_capture_sizes": SIZES}
@@ -99,8 +95,7 @@ def engine(folder: str, scenario: dict[str, Any], alone: bool) -> Any:
         folder = f"{folder}-llama"
     if not os.environ.get("GRAPHPROBE_CPU"):
         more["attention_backend"] = "TRITON_ATTN"
-    if not alone:
-        more["kv_cache_memory_bytes"] = 64 << 20
+    more["kv_cache_memory_bytes"] = 64 << 20
     return LLM(
         folder,
         load_format="dummy",
@@ -138,7 +133,7 @@ def counts(llm: Any, requests: int, oracle: Oracle) -> dict[str, Any]:
     lengths = [150 * (i + 1) // 16 - 150 * i // 16 for i in range(16)] if requests == 16 else [9] * requests
     before = (sum(oracle.steps.values()), oracle.replays)
     for _ in range(2):
-        tokens = generate(llm, lengths, [8 + 6 * i for i in range(requests)])
+        generate(llm, lengths, [8 + 6 * i for i in range(requests)])
     found = graphprobe.snapshot()
     forward = found.forwards["vllm"]
     size = collections.Counter[int]()
@@ -154,7 +149,6 @@ def counts(llm: Any, requests: int, oracle: Oracle) -> dict[str, Any]:
         "sizes as scheduled": size == oracle.steps,
         "full graph calls": sum(row.calls for row in forward.rows if row.mode == "full"),
         "replays": oracle.replays - before[1],
-        "tokens": tokens,
         "hit_rate": forward.hit_rate,
         "times": {" ".join(map(str, key)): [each.count, each.sum] for key, each in forward.times.items()},
         "capture_seconds": dict(forward.capture_seconds),
@@ -192,163 +186,6 @@ def row_of(row: Any) -> list[Any]:
     return [row.phase, row.path, row.mode, row.batch_size, row.bucket, str(row.reason or ""), row.calls]
 
 
-def throughput(llm: Any, rounds: int) -> dict[str, Any]:
-    """Tokens/s of a steady batch in blocks of steps, by turns with the hooks and without them, in one generation.
-
-    A block is so short that the host's speed is the same in its neighbour. The exporter writes every 2 s of time with
-    the hooks, as it would by itself, and never without them.
-    """
-    seconds: dict[str, list[float]] = {"on": [], "off": []}
-    with tempfile.TemporaryDirectory() as folder:
-        exporter = graphprobe.start_exporter(None, directory=folder, interval=86_400)
-        writes = [0]
-        outputs = [generation(llm, i, seconds, exporter, writes) for i in range(rounds)]
-        exporter.close()
-    graphprobe.uninstrument("vllm")
-    plain = generation(llm, None, seconds, exporter, writes)
-    graphprobe.instrument("vllm")
-    pairs = list(zip(seconds["on"], seconds["off"], strict=True))
-    ratios = sorted(off / on for on, off in pairs)
-    more = sorted((on - off) / BLOCK for on, off in pairs)
-    low, high = interval(len(pairs))
-    return {
-        "blocks": len(pairs),
-        "writes of the exporter": writes[0],
-        "steps per block": BLOCK,
-        "batch": BATCH,
-        "tokens/s on": BATCH * BLOCK * len(pairs) / sum(seconds["on"]),
-        "tokens/s off": BATCH * BLOCK * len(pairs) / sum(seconds["off"]),
-        "on / off": statistics.median(ratios),
-        "on / off, 95 % interval of the median": [ratios[low], ratios[high]],
-        "us per step more": 1e6 * statistics.median(more),
-        "us per step more, 95 % interval of the median": [1e6 * more[low], 1e6 * more[high]],
-        "us per step off": 1e6 * statistics.median(seconds["off"]) / BLOCK,
-        "identical": all(found == plain for found in outputs),
-    }
-
-
-def generation(
-    llm: Any, first: int | None, seconds: dict[str, list[float]], exporter: Any, writes: list[int]
-) -> list[list[int]]:
-    """One batch to its end; which blocks have the hooks goes by turns (on, off, off, on), None: none are toggled."""
-    engine, found = llm.llm_engine, {}
-    begin_batch(engine, str(first))
-    steps, block = 0, 0
-    while engine.has_unfinished_requests():
-        if first is None or steps < 20 or steps + UNTIMED + BLOCK > 980:
-            collect(engine.step(), found)
-            steps += 1
-            continue
-        on = (block + block // 2 + first) % 2 == 0
-        (graphprobe.instrument if on else graphprobe.uninstrument)("vllm")
-        for _ in range(UNTIMED):
-            collect(engine.step(), found)
-        writers = [threading.Thread(target=exporter.flush)] if on and sum(seconds["on"]) >= 2 * writes[0] else []
-        writes[0] += len(writers)
-        began = time.perf_counter()
-        for writer in writers:
-            writer.start()
-        for _ in range(BLOCK):
-            collect(engine.step(), found)
-        seconds["on" if on else "off"].append(time.perf_counter() - began)
-        for writer in writers:
-            writer.join()
-        steps, block = steps + UNTIMED + BLOCK, block + 1
-    return [found[i] for i in range(BATCH)]
-
-
-def begin_batch(engine: Any, name: str) -> None:
-    from vllm import SamplingParams
-
-    for i in range(BATCH):
-        prompt = {"prompt_token_ids": [(7 * i + k) % 250 for k in range(8)]}
-        engine.add_request(f"{name}-{i}", prompt, SamplingParams(max_tokens=1000, temperature=0, ignore_eos=True))
-
-
-class Clocks:
-    """Nanoseconds outside of each hook and inside, summed: the difference is what we take, where it is taken."""
-
-    def __init__(self) -> None:
-        self.outside: collections.Counter[str] = collections.Counter()
-        self.inside: collections.Counter[str] = collections.Counter()
-        self._put: list[tuple[Any, str, Any]] = []
-
-    def put(self, sums: collections.Counter[str]) -> None:
-        """A clock around what is now at the place of each hook."""
-        for hook in HOOKS:
-            parent = sys.modules.get(hook.module)
-            *path, attribute = hook.attribute.split(".")
-            for part in path:
-                parent = getattr(parent, part, None)
-            if parent is not None and attribute in vars(parent):
-                self._put.append((parent, attribute, vars(parent)[attribute]))
-                setattr(parent, attribute, clocked(vars(parent)[attribute], hook.name, sums))
-
-    def take_off(self) -> None:
-        while self._put:
-            parent, attribute, original = self._put.pop()
-            setattr(parent, attribute, original)
-
-
-def clocked(function: Any, name: str, sums: collections.Counter[str]) -> Any:
-    now = time.perf_counter_ns
-
-    @functools.wraps(function)
-    def clock(*args: Any, **kwargs: Any) -> Any:
-        began = now()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            sums[name] += now() - began
-
-    return clock
-
-
-def own_cost(llm: Any) -> dict[str, float]:
-    """Microseconds per step that each hook takes in the engine, less what the clocks take of it by themselves."""
-    found: list[collections.Counter[str]] = []
-    for ours in (True, False):
-        clocks = Clocks()
-        graphprobe.uninstrument("vllm")
-        clocks.put(clocks.inside)
-        if ours:
-            graphprobe.instrument("vllm")
-        inner = list(clocks._put)
-        clocks.put(clocks.outside)
-        begin_batch(llm.llm_engine, f"own{ours}")
-        steps = 0
-        while llm.llm_engine.has_unfinished_requests():
-            llm.llm_engine.step()
-            steps += 1
-        found.append(collections.Counter({n: (clocks.outside[n] - clocks.inside[n]) / steps for n in clocks.outside}))
-        for parent, attribute, previous in reversed(clocks._put[len(inner) :]):
-            setattr(parent, attribute, previous)
-        graphprobe.uninstrument("vllm")
-        clocks._put = inner
-        clocks.take_off()
-    graphprobe.instrument("vllm")
-    mine, clock = found
-    return {name: (mine[name] - clock[name]) / 1e3 for name in mine}
-
-
-def collect(outputs: Any, found: dict[int, list[int]]) -> None:
-    for each in outputs:
-        if each.finished:
-            found[int(each.request_id.split("-")[1])] = list(each.outputs[0].token_ids)
-
-
-def interval(n: int) -> tuple[int, int]:
-    """Which of n sorted values bound their median with at least 95 % (binomial order statistics)."""
-    from math import comb
-
-    low, mass = 0, 0.0
-    while low < n // 2 and 2 * (mass + comb(n, low) / 2**n) <= 0.05:
-        mass += comb(n, low) / 2**n
-        low += 1
-    low = max(0, low - 1)
-    return low, n - 1 - low
-
-
 def run_one(name: str, folder: str, rounds: int) -> dict[str, Any]:
     scenario = SCENARIOS[name]
     said = Said()
@@ -356,12 +193,15 @@ def run_one(name: str, folder: str, rounds: int) -> dict[str, Any]:
     graphprobe.instrument("vllm")
     oracle = Oracle()
     began = time.perf_counter()
-    llm = engine(folder, scenario, name in TIMED)
+    llm = engine(folder, scenario)
     started = time.perf_counter() - began
     before = list(said.lines)
     oracle.watch()
     found = {"start_seconds": started, "said at the start": before, **counts(llm, scenario["requests"], oracle)}
     if rounds and name in TIMED:
+        Path(os.environ["READY"]).touch()
+        while not Path(os.environ["GO"]).exists():
+            time.sleep(0.2)
         found["us per step of each hook"] = own_cost(llm)
         found["throughput"] = throughput(llm, rounds)
     return found
@@ -393,24 +233,33 @@ def main() -> None:
 
 
 def side_by_side(names: list[str], root: Path, rounds: int) -> dict[str, Any]:
-    """Scenarios that only count run beside each other; those whose speed is measured, alone and last."""
+    """All start beside each other, since that takes most of the time; what is timed waits until it is alone."""
     models(root / "tiny")
-    results: dict[str, Any] = {}
-    groups = [[name for name in names if name not in TIMED], *([name] for name in names if name in TIMED)]
-    for group in groups:
-        running = {name: launch(name, root, rounds) for name in group}
-        for name, process in running.items():
-            if process.wait(timeout=400) == 0:
-                results[name] = json.loads((root / f"{name}.json").read_text())
-            else:
-                print(f"== {name} failed\n{(root / f'{name}.log').read_text()[-3000:]}")
+    running = {name: launch(name, root, rounds) for name in names}
+    timed = [name for name in names if name in TIMED]
+    results = {name: result(name, running[name], root) for name in names if name not in TIMED}
+    for name in timed:
+        while running[name].poll() is None and not (root / f"{name}.ready").exists():
+            time.sleep(0.2)
+    for name in timed:
+        (root / f"{name}.go").touch()
+        results[name] = result(name, running[name], root)
     return results
+
+
+def result(name: str, process: subprocess.Popen[bytes], root: Path) -> Any:
+    """What a scenario found, None where it failed; then the end of its log is printed."""
+    if process.wait(timeout=400) == 0:
+        return json.loads((root / f"{name}.json").read_text())
+    print(f"== {name} failed\n{(root / f'{name}.log').read_text()[-3000:]}")
+    return None
 
 
 def launch(name: str, root: Path, rounds: int) -> subprocess.Popen[bytes]:
     env = dict(os.environ, MODEL=str(root / "tiny"), VLLM_ENABLE_V1_MULTIPROCESSING="0", HF_HUB_OFFLINE="1")
     env |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0", "GRAPHPROBE_STRICT": "1"}
     env |= {"VLLM_USE_V2_MODEL_RUNNER": str(SCENARIOS[name]["v2"])}
+    env |= {"READY": str(root / f"{name}.ready"), "GO": str(root / f"{name}.go")}
     if name not in TIMED:
         env["PROMETHEUS_MULTIPROC_DIR"] = tempfile.mkdtemp(dir=root)
     command = [sys.executable, __file__, "--one", "--scenario", name, "--rounds", str(rounds)]
@@ -428,7 +277,7 @@ def tell(name: str, found: dict[str, Any] | None) -> None:
         for row in found[part]:
             print("  ", part, *row)
     for key, value in found.items():
-        if key not in ("rows", "drafter", "tokens", "hooks", "throughput", "start_seconds", "hit_rate"):
+        if key not in ("rows", "drafter", "hooks", "throughput", "start_seconds", "hit_rate"):
             print("  ", key, value)
     print("   not bound", [hook for hook, bound in found["hooks"].items() if not bound])
     print("  ", {key: value for key, value in found.get("throughput", {}).items() if key != "ratios"})
