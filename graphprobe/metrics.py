@@ -3,9 +3,9 @@
 Nothing else in graphprobe spells a metric name. The functions are pure: the same snapshot gives the same samples in
 every exporter. The hit rate is no metric: a recording rule derives it. Standard library only.
 
-Above ``LIMIT`` label sets a forward is folded step by step (see ``STEPS``): calls are summed under coarser labels,
-never dropped. The text of a range names its set, so a series means the same at every step, and a forward never goes
-back to a finer step, so no counter falls.
+Above its limit of label sets (see ``limit``) a forward is folded step by step (see ``STEPS``): calls are summed under
+coarser labels, never dropped. The text of a range names its set, so a series means the same at every step, and a
+forward never goes back to a finer step, so no counter falls.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ EXACT_LABELS = 64
 
 LIMIT = 500
 """Most label sets of one forward; a histogram counts as one."""
+
+ENGINE_LIMIT = 2_000
+"""The same of an engine that is observed, which has one forward: vLLM's own list of 51 to 83 sizes, three phases of
+steps and two modes come to 800 to 1,500, and without its buckets nobody could choose others."""
 
 UNITS = {"s": "seconds", "By": "bytes"}
 """Units that end a metric's name, as OpenTelemetry writes them -> as Prometheus does."""
@@ -337,7 +341,7 @@ class Wording:
         self._buckets = buckets
         self._step = step
         self.too_many = False
-        """Whether more than ``LIMIT`` were found once: label sets grow in number, so a reader need not look again."""
+        """Whether more than the limit were found once: label sets grow in number, so a reader need not look again."""
         self.known: dict[tuple[Metric, tuple[str | int | None, ...]], Series] = {}
         """The series of points that were seen."""
         self._sets: dict[tuple[Metric, tuple[str, ...]], Series] = {}
@@ -364,21 +368,26 @@ Memory = dict[tuple[str, tuple[int, ...], int], Wording]
 """What a reader keeps from one look to the next, by forward, buckets and step."""
 
 
+def limit(source: str) -> int:
+    """Most label sets of a forward that comes from ``source`` (capture, observe, engine)."""
+    return ENGINE_LIMIT if source == "engine" else LIMIT
+
+
 def forward_samples(forward: ForwardSnapshot, memory: Memory | None = None) -> tuple[list[Sample], int]:
-    """The samples of one forward within ``LIMIT``, and how many times its labels had to be folded for that.
+    """The samples of one forward within its limit, and how many times its labels had to be folded for that.
 
     ``memory`` makes it faster and changes nothing.
     """
     memory = {} if memory is None else memory
     points = list(unhurried(_points(forward)))
-    spare = list(_spare_points(forward))
+    spare, most = list(_spare_points(forward)), limit(forward.source)
     for folds, step in enumerate(STEPS, start=-1):
         key = (forward.name, forward.buckets, folds)
         wording = memory.get(key) or memory.setdefault(key, Wording(forward.name, forward.buckets, step))
         if wording.too_many:
             continue
         folded = _fold(points + spare if step.spare else points, wording)
-        wording.too_many = len(folded) > LIMIT and step is not STEPS[-1]
+        wording.too_many = len(folded) > most and step is not STEPS[-1]
         if not wording.too_many:
             break
     return [Sample(series, value) for series, value in unhurried(folded.items())], max(0, folds)

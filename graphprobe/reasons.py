@@ -95,7 +95,7 @@ MEANING: dict[FallbackReason, str] = {
     FallbackReason.EMPTY_BATCH: "the batch has no rows",
     FallbackReason.TRAINING: "the module is in training mode",
     FallbackReason.GRAD: "the result takes part in autograd",
-    FallbackReason.WRONG_PHASE: "only decode is captured (see capture_phases)",
+    FallbackReason.WRONG_PHASE: "only decode has graphs (capture_phases; in vLLM FULL_DECODE_ONLY)",
     FallbackReason.FORKED: "the process was forked after graphs were made",
 }
 

@@ -9,21 +9,24 @@ what a runner decided and ``_answers`` why, ``_captures`` and ``_start`` are abo
 
 from __future__ import annotations
 
+import contextlib
 import os
 
-from graphprobe.errors import ERROR, log
+from graphprobe.errors import ERROR, WARNING, log
 from graphprobe.instrument import Hook, Integration, Patches
 
-BASE = "vllm.v1.worker.worker_base"
-V1 = "vllm.v1.worker.gpu_model_runner"
-V2 = "vllm.v1.worker.gpu.model_runner"
-GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
+WORKER = "vllm.v1.worker"
+BASE = f"{WORKER}.worker_base"
+V1 = f"{WORKER}.gpu_model_runner"
+V2 = f"{WORKER}.gpu.model_runner"
+GRAPHS = f"{WORKER}.gpu.cudagraph_utils"
 PROPOSER = "vllm.v1.spec_decode.llm_base_proposer"
 DETERMINE = "_determine_batch_execution_and_padding"
-SPECULATORS = "vllm.v1.worker.gpu.spec_decode"
+SPECULATORS = f"{WORKER}.gpu.spec_decode"
 STEPS = "graphprobe_vllm_steps"
 DECISIONS = "graphprobe_vllm_decisions"
 CAPTURES = "graphprobe_vllm_captures"
+START = "graphprobe_vllm_start"
 
 HOOKS = (
     Hook("step", BASE, "WorkerWrapperBase.execute_model", f"{STEPS}:step"),
@@ -39,7 +42,8 @@ HOOKS = (
     Hook("capture_v2", V2, "GPUModelRunner.capture_model", f"{CAPTURES}:capture"),
     Hook("bucket_v1", V1, "GPUModelRunner._warmup_and_capture", f"{CAPTURES}:bucket_v1"),
     Hook("bucket_v2", GRAPHS, "CudaGraphManager.capture", f"{CAPTURES}:buckets_v2"),
-    Hook("start", "vllm.v1.worker.gpu_worker", "Worker.compile_or_warm_up_model", "graphprobe_vllm_start:start"),
+    Hook("start", f"{WORKER}.gpu_worker", "Worker.compile_or_warm_up_model", f"{START}:start"),
+    Hook("start_cpu", f"{WORKER}.cpu_worker", "CPUWorker.compile_or_warm_up_model", f"{START}:start", needed=False),
     Hook("draft_v1", PROPOSER, f"SpecDecodeBaseProposer.{DETERMINE}", f"{DECISIONS}:draft_v1"),
     *(
         Hook(f"draft_v2_{name}", f"{SPECULATORS}.{name}.speculator", "dispatch_cg_and_sync_dp", f"{DECISIONS}:draft_v2")
@@ -59,9 +63,26 @@ INTEGRATION = Integration(
 
 def register() -> None:
     """What vLLM calls (entry point ``vllm.general_plugins``). Never raises: it would end the process."""
-    if os.environ.get("GRAPHPROBE") != "1":
-        return
     try:
-        INTEGRATION.automatic()
+        asked = os.environ.get("GRAPHPROBE", "")
+        if asked == "1":
+            _show_log()
+            INTEGRATION.automatic()
+        elif asked not in ("", "0"):
+            log(WARNING, "GRAPHPROBE=%s is not 1: vLLM is not observed", asked)
     except Exception as error:
-        log(ERROR, "vllm is not observed, and runs as without graphprobe", error=error)
+        # A handler of the log may be what has failed.
+        with contextlib.suppress(Exception):
+            log(ERROR, "vllm is not observed, and runs as without graphprobe", error=error)
+
+
+def _show_log() -> None:
+    """vLLM shows its own loggers only; where nobody has set up another, ours goes to the same place, with its name."""
+    import logging
+
+    logger = logging.getLogger("graphprobe")
+    if not logger.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s [%(name)s] %(message)s", "%m-%d %H:%M:%S"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)

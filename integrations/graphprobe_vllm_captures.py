@@ -9,7 +9,7 @@ from typing import Any
 
 from graphprobe.buckets import decode_buckets
 from graphprobe.ledger import Forward
-from graphprobe.observe import spans
+from graphprobe.tools.speculative import spans
 from graphprobe_vllm import INTEGRATION
 from graphprobe_vllm_watch import Watch, watch_of
 
@@ -30,8 +30,8 @@ class Books:
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
-        self._seconds: dict[int, float] = {}
-        self._bytes: dict[int, int] = {}
+        self._seconds: dict[tuple[str, int], float] = {}
+        self._bytes: dict[tuple[str, int], int] = {}
         self._open: tuple[Forward, int, float, int | None] | None = None
 
     def begin(self, forward: Forward, bucket: int) -> None:
@@ -46,11 +46,12 @@ class Books:
         if self._open is None:
             return
         (forward, bucket, began, before), self._open = self._open, None
-        seconds = self._seconds[bucket] = self._seconds.get(bucket, 0.0) + time.perf_counter() - began
+        key = forward.name, bucket
+        seconds = self._seconds[key] = self._seconds.get(key, 0.0) + time.perf_counter() - began
         after = free_bytes()
         growth = None
         if before is not None and after is not None:
-            growth = self._bytes[bucket] = self._bytes.get(bucket, 0) + before - after
+            growth = self._bytes[key] = self._bytes.get(key, 0) + before - after
         forward.captured(bucket, outcome, seconds, growth)
 
 
@@ -168,22 +169,24 @@ def _end(books: Books) -> None:
 
 def check(watch: Watch) -> None:
     """Ask the engine's own dispatcher for each decode step that can occur, and warn of those without a full graph."""
-    forward = watch.probe.forward
-    most, width = watch.config.scheduler_config.max_num_seqs, watch.tokens_per_request
-    wanted = watch.decode_mode()
-    if not wanted:
+    forward, wanted, steps = watch.probe.forward, watch.decode_mode(), watch.decode_steps()
+    if not wanted or not steps:
         return
-    missing = [n * width for n in range(1, most + 1) if watch.served(n, n * width) not in ("FULL", wanted)]
+    missing = {n * width: n for n, width in steps if watch.served(n, n * width) not in ("FULL", wanted)}
     forward.uncovered[forward.phases[0]] = len(missing)
     if not missing:
         return
-    each = f" ({spans([n // width for n in missing])} requests of 1 + {width - 1} tokens)" if width > 1 else ""
+    sizes, widths = sorted(missing), {width for _, width in steps}
+    width = max(widths)
+    each = ""
+    if width > 1 and len(widths) == 1:
+        each = f" ({spans(sorted(missing.values()))} requests of 1 + {width - 1} tokens)"
     listed = watch.config.compilation_config.cudagraph_capture_sizes or ()
-    more = {n for n in (*decode_buckets(most, width - 1), missing[-1]) if n in missing}
+    more = {n * width for n in decode_buckets(steps[-1][0])} & set(sizes) | {sizes[-1]}
     line = f"""--compilation-config '{{"cudagraph_capture_sizes": {sorted({*listed, *more})}}}'"""
     text = (
-        f"{len(missing)} of the decode steps up to {most * width} tokens have no full CUDA graph: "
-        f"{spans(missing)} tokens{each}. Add their sizes: {line} (and leave max_cudagraph_capture_size out)"
+        f"{len(missing)} of the decode steps up to {max(n * width for n, width in steps)} tokens have no full CUDA "
+        f"graph: {spans(sizes)} tokens{each}. Add their sizes: {line} (and leave max_cudagraph_capture_size out)"
     )
     forward.explain(f"uncovered/{forward.phases[0]}", text)
 

@@ -11,15 +11,14 @@ from graphprobe.errors import WARNING, log
 from graphprobe.ledger import LEDGER
 from graphprobe.reasons import FallbackReason
 from graphprobe_vllm_answers import reason_draft, reason_v1, reason_v2, why
-from graphprobe_vllm_steps import LOCAL, Step, call, failed
-from graphprobe_vllm_watch import Watch
+from graphprobe_vllm_captures import CAPTURING
+from graphprobe_vllm_steps import LOCAL, PATCHES, Step, call, failed
+from graphprobe_vllm_watch import OUTSIDE, Watch
 
-OUTSIDE = 1024
+MANY = 1024
 """Decisions after the start without one step, after which there is a warning."""
 
 Function = Callable[..., Any]
-
-_outside = [0]
 
 
 def dispatch_v1(original: Function) -> Function:
@@ -85,10 +84,12 @@ def _decided_v2(
 
 
 def _seen_outside() -> None:
-    """Warm-ups decide outside a step, too, and idle ranks; an engine that does nothing else is one we do not see."""
-    _outside[0] += 1
-    if _outside[0] == OUTSIDE and not any(f.graph or f.eager for f in LEDGER.forwards.copy().values()):
-        log(WARNING, "vllm: instrumented, but never called: %d decisions and no step (an idle rank has none)", OUTSIDE)
+    """Warm-ups decide outside a step, too; an engine that does nothing else is one that we do not see."""
+    OUTSIDE[0] += 1
+    if OUTSIDE[0] != MANY or not PATCHES.active or CAPTURING.books is not None:
+        return
+    if not any(found.graph or found.eager for found in LEDGER.forwards.copy().values()):
+        log(WARNING, "vllm: instrumented, but never called: %d decisions, and no step of a worker was seen", MANY)
 
 
 def draft_v1(original: Function) -> Function:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import logging
+import math
 import os
+import stat
 import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from graphprobe import metrics
-from graphprobe.errors import WARNING, log
-from graphprobe.ledger import Forward
+from graphprobe import __version__, metrics
+from graphprobe.errors import WARNING, ExporterError, log
+from graphprobe.ledger import LEDGER, Forward
 from graphprobe_vllm import INTEGRATION
-from graphprobe_vllm_watch import Watch, watch_of
+from graphprobe_vllm_watch import OUTSIDE, Watch, watch_of
 
 SHELL = "export PROMETHEUS_MULTIPROC_DIR=$(mktemp -d)"
 """What has to be in the shell before `vllm serve`."""
@@ -46,8 +50,23 @@ def publish(watch: Watch, worker: Any, base: Any) -> None:
     if isinstance(estimate, int) and estimate > 0:
         forward.pool_estimate_bytes = estimate
     forward.kv_capacity_tokens = kv_tokens(watch.config, getattr(worker, "model_runner", None))
+    # Idle ranks of data parallelism decide for ever without a step of their own.
+    OUTSIDE[0] = 0 if int(getattr(watch.config.parallel_config, "data_parallel_size", 1)) == 1 else -math.inf
     rank = _rank(watch.config.parallel_config, base)
-    _route(forward, rank)
+    route = _route(forward, rank)
+    if rank == 0:
+        _say(watch, route)
+
+
+def _say(watch: Watch, route: str) -> None:
+    """That it is on, in the log of vLLM, whose own logger shows more than warnings."""
+    hooks = [bound for (engine, _), bound in LEDGER.hooks.copy().items() if engine == "vllm"]
+    runner = "Model Runner V2" if watch.manager is not None else "model runner V1"
+    buckets = watch.probe.forward.buckets
+    graphs = f"sizes up to {buckets.largest} tokens" if buckets else "no CUDA graphs (cudagraph_mode NONE)"
+    text = "graphprobe %s observes vLLM %s: %s, %s, %d of %d hooks in place, metrics: %s"
+    values = (__version__, INTEGRATION.found(), runner, graphs, sum(hooks), len(hooks), route)
+    logging.getLogger("vllm.graphprobe").info(text, *values)
 
 
 def kv_tokens(config: Any, runner: Any) -> int | None:
@@ -75,20 +94,41 @@ def _rank(parallel: Any, base: Any) -> int:
     return rank
 
 
-def _route(forward: Forward, rank: int) -> None:
+def _route(forward: Forward, rank: int) -> str:
+    """Start what serves the metrics; where they are to be found, in words."""
     directory = os.environ.get("PROMETHEUS_MULTIPROC_DIR", "")
     port = os.environ.get("GRAPHPROBE_PORT", "")
     try:
         if directory:
+            # One that is missing ends vLLM's API server; made here, it would do so later and elsewhere.
+            os.stat(directory)
             _started(directory, None)
-        elif port:
-            _started(os.path.join(tempfile.gettempdir(), f"graphprobe-{os.getuid()}-{port}"), int(port))
-        elif rank == 0:
-            text = "counted, but served nowhere: run %r in the shell that starts vLLM, or set GRAPHPROBE_PORT=9464"
-            log(WARNING, "vllm: %s", text % SHELL)
+            return f"on vLLM's own /metrics (through {directory})"
+        if port:
+            _started(_own_folder(int(port)), int(port))
+            return f"on port {port}"
+        if rank == 0:
+            text = "vLLM's steps are counted, but served nowhere. In the shell that starts vLLM: %s"
+            log(WARNING, f"{text} (or, for an endpoint of graphprobe's own: export GRAPHPROBE_PORT=9464)", SHELL)
     except Exception as error:
         # A folder that cannot be written to, a port that is taken or no number: the engine serves all the same.
-        forward.explain("route", f"the metrics cannot be served: {error}")
+        setting = f"PROMETHEUS_MULTIPROC_DIR={directory}" if directory else f"GRAPHPROBE_PORT={port}"
+        forward.explain("route", f"its steps are counted, but served nowhere: {setting}: {error}")
+    return "nowhere"
+
+
+def _own_folder(port: int) -> str:
+    """The folder that the ranks of this user share for an endpoint of their own."""
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    path = os.path.join(base, f"graphprobe-{os.getuid()}-{port}")
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        # Its name can be guessed: what another user has put there would be served, and links in it followed.
+        found = os.lstat(path)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+            raise ExporterError(errno.EPERM, f"{path} is there and not this user's alone. hint: remove it") from None
+    return path
 
 
 def _started(directory: str, port: int | None) -> None:

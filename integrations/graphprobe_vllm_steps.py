@@ -70,15 +70,7 @@ def step(original: Function) -> Function:
         except BaseException:
             now.inside, now.watch = False, None
             raise
-        now.inside = False
-        try:
-            watch = now.watch
-            if now.tokens and now.bucket is not None:
-                watch.graph_call(now.tokens, now.bucket, now.mode, now.phase)  # type: ignore[union-attr]
-            else:
-                _count_rest(now)
-        except Exception as error:
-            failed("count", error)
+        _leave(now)
         return result
 
     return execute_model
@@ -106,12 +98,22 @@ def _enter(now: Step, base: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return True
 
 
-def _count_rest(now: Step) -> None:
-    assert now.watch is not None
-    if now.tokens:
-        call(now, now.watch.probe, now.phase)
-    else:
-        now.watch.missed()
+def _leave(now: Step) -> None:
+    """The forward has ended: count what was decided, once."""
+    if not now.inside:
+        return
+    now.inside = False
+    try:
+        watch = now.watch
+        assert watch is not None
+        if not now.tokens:
+            watch.missed()
+        elif now.bucket is not None:
+            watch.graph_call(now.tokens, now.bucket, now.mode, now.phase)
+        else:
+            call(now, watch.probe, now.phase)
+    except Exception as error:
+        failed("count", error)
 
 
 def call(now: Step, probe: Probe, phase: str) -> None:
@@ -184,9 +186,12 @@ def sample(original: Function) -> Function:
     """Around ``sample_tokens``, in which a drafter runs: with its end the step is over."""
 
     def sample_tokens(*args: Any, **kwargs: Any) -> Any:
+        now = LOCAL.step
+        # Ray's worker samples inside its step, and there a drafter decides anew.
+        _leave(now)
         try:
             return original(*args, **kwargs)
         finally:
-            LOCAL.step.watch = None
+            now.watch = None
 
     return sample_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import Any
 
@@ -20,7 +21,8 @@ EVERY = 64
 UNSEEN = 16
 """Steps whose decision nobody saw, after which there is a warning."""
 
-INFO = 20
+OUTSIDE: list[float] = [0]
+"""Decisions since the start that belong to no step; not counted where idle ranks have such."""
 
 
 class Watch:
@@ -29,7 +31,9 @@ class Watch:
     def __init__(self, runner: Any) -> None:
         config = runner.vllm_config
         self.config = config
-        self.tokens_per_request = 1 + int(getattr(config, "num_speculative_tokens", 0) or 0)
+        drafts = int(getattr(config, "num_speculative_tokens", 0) or 0)
+        width = getattr(runner, "decode_query_len", getattr(runner, "uniform_decode_query_len", None))
+        self.tokens_per_request = max(1, width if isinstance(width, int) else 1 + drafts)
         self.device = str(getattr(getattr(runner, "device", None), "type", ""))
         self.manager = getattr(runner, "cudagraph_manager", None)
         self.dispatcher: Any = getattr(runner, "cudagraph_dispatcher", None)
@@ -66,6 +70,22 @@ class Watch:
         """The mode that vLLM gives decode steps where their size allows it; empty where graphs are off."""
         mode = getattr(self.manager if self.manager is not None else self.dispatcher, "cudagraph_mode", None)
         return "" if mode is None or off(mode) or off(mode.decode_mode()) else str(mode.decode_mode().name)
+
+    def decode_steps(self) -> list[tuple[int, int]]:
+        """The uniform decode steps that can occur: numbers of requests, with the tokens of each request."""
+        limits = self.config.scheduler_config
+        speculative: Any = getattr(self.config, "speculative_config", None)
+        most = getattr(limits, "max_num_active_seqs", None) or limits.max_num_seqs
+        widths = dict.fromkeys(range(1, most + 1), self.tokens_per_request)
+        dynamic = getattr(speculative, "uses_dynamic_speculative_decoding", None)
+        if dynamic is not None and dynamic():
+            # Fewer drafts for larger batches; vLLM expands its schedule with this function.
+            expand = importlib.import_module("vllm.v1.spec_decode.dynamic.utils").build_dynamic_sd_schedule_lookup
+            drafts = speculative.num_speculative_tokens
+            schedule = expand(speculative.num_speculative_tokens_per_batch_size, most, drafts)
+            widths = {n: self.tokens_per_request - drafts + schedule[n] for n in widths}
+        # A step of more tokens than may be batched never occurs.
+        return [(n, width) for n, width in widths.items() if n == 1 or n * width <= limits.max_num_batched_tokens]
 
     def served(self, requests: int, tokens: int) -> str:
         """How vLLM would run a uniform decode: FULL, PIECEWISE or NONE, told by its own dispatcher."""
@@ -109,10 +129,11 @@ class Watch:
     def missed(self) -> None:
         """A step ended and no decision was seen."""
         self.unseen += 1
-        if self.unseen == UNSEEN:
+        forward = self.probe.forward
+        if self.unseen == UNSEEN and not (forward.graph or forward.eager):
             LEDGER.hooks["vllm", "dispatch"] = False
             text = f"instrumented, but never called: {UNSEEN} steps ran and no runner was seen to decide on a graph"
-            self.probe.forward.explain("unseen", f"{text}; nothing is counted for this runner")
+            forward.explain("unseen", f"{text} (so it is where only an encoder runs); nothing is counted here")
 
 
 def watch_of(runner: Any) -> Watch:

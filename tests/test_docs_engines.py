@@ -74,17 +74,19 @@ def test_the_warning_of_the_page_is_the_one_that_is_logged(width: int) -> None:
     """Sizes up to 16, eight requests, three speculative tokens: a dispatcher that has graphs of 4, 8 and 16 tokens."""
     from graphprobe_vllm_captures import check
 
-    (expected,) = re.findall(r"^```text\n(.*)\n^```$", PAGE, re.M)
+    (expected,) = re.findall(r"^```text\n(vllm: .*)\n^```$", PAGE, re.M)
     ledger, sizes = Ledger(), [4, 8, 16]
     probe = observe("vllm", sizes, unit="tokens", ledger=ledger)
     probe.forward.phases = ("verify",)
     config = SimpleNamespace(
-        scheduler_config=SimpleNamespace(max_num_seqs=8),
         compilation_config=SimpleNamespace(cudagraph_capture_sizes=sizes),
     )
-    served = lambda requests, tokens: "FULL" if tokens <= sizes[-1] else "NONE"  # noqa: E731
     watch: Any = SimpleNamespace(
-        probe=probe, config=config, tokens_per_request=width, served=served, decode_mode=lambda: "FULL"
+        probe=probe,
+        config=config,
+        served=lambda requests, tokens: "FULL" if tokens <= sizes[-1] else "NONE",
+        decode_mode=lambda: "FULL",
+        decode_steps=lambda: [(n, width) for n in range(1, 9)],
     )
     check(watch)
     assert f"vllm: {probe.forward.causes['uncovered/verify']}" == expected

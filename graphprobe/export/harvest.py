@@ -57,7 +57,7 @@ class Harvest:
             except Exception as error:
                 internal_error(self.where, error)
                 continue
-            self._say(name, folded)
+            self._say(name, folded, metrics.limit(forward.source))
             folds += folded
             found += samples
         own = self._own
@@ -66,8 +66,8 @@ class Harvest:
             found.append(metrics.Sample(known, value))
         return found
 
-    def _say(self, name: str, folds: int) -> None:
+    def _say(self, name: str, folds: int, limit: int) -> None:
         if folds > self._folds.get(name, 0):
             self._folds[name] = folds
             text = "%s: more than %d label sets; its labels are folded, step %d (counts stay exact, see the snapshot)"
-            logger.warning(text, name, metrics.LIMIT, folds)
+            logger.warning(text, name, limit, folds)

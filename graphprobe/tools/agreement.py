@@ -8,6 +8,7 @@ where the step runs, and write that down every two seconds. So only what none of
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from graphprobe import metrics
@@ -57,6 +58,20 @@ def counted(page: Page, series: list[Series]) -> Counted:
             sure[one.process] += round(one.value) if one.labels["phase"] != "prefill" else 0
     iterations, finished = (vllm.total(page.beside, name) for name in (vllm.ITERATIONS, vllm.FINISHED))
     return Counted(vllm.engines(page.beside), iterations, finished, ours, sure)
+
+
+def told(series: list[Series], now: Counted) -> Iterator[str]:
+    """What a reader wants to see although nothing is wrong with it: the hooks, and both counts of steps."""
+    hooks = [one for one in series if one.metric is metrics.HOOK_BOUND]
+    for engine in sorted({one.labels["engine"] for one in hooks}):
+        names = {one.labels["hook"] for one in hooks if one.labels["engine"] == engine}
+        missing = {one.labels["hook"] for one in hooks if one.labels["engine"] == engine and not one.value}
+        yield f"{engine}: {len(names) - len(missing)} of {len(names)} hooks are in place"
+    if now.ours and now.iterations:
+        steps = sorted(set(now.ours.values()))
+        span = f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
+        each = "" if len(now.ours) == 1 else f" by each of {len(now.ours)} processes"
+        yield f"{vllm.FORWARD}: {span} steps counted{each}, {now.iterations:,.0f} iterations counted by vLLM"
 
 
 def look_at_steps(first: Counted, last: Counted, seconds: float, found: Findings) -> None:

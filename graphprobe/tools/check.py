@@ -20,7 +20,7 @@ from urllib.parse import urlunsplit
 from graphprobe import metrics
 from graphprobe.errors import ConfigError, SourceError
 from graphprobe.tools import exposition, sources
-from graphprobe.tools.agreement import counted, look_at_steps
+from graphprobe.tools.agreement import Counted, counted, look_at_steps, told
 from graphprobe.tools.contract import examine
 from graphprobe.tools.exposition import Page
 from graphprobe.tools.fetch import fetch, seconds
@@ -57,6 +57,8 @@ class Report:
     processes: int
     forwards: tuple[str, ...]
     findings: tuple[Finding, ...]
+    notes: tuple[str, ...] = ()
+    """What was compared and agrees, or is merely told."""
 
     @property
     def ok(self) -> bool:
@@ -75,6 +77,7 @@ class Report:
         sizes = {"process": self.processes, "forward": len(self.forwards), "sample": self.series}
         what = ", ".join(_counted(number, noun) for noun, number in sizes.items())
         lines = [f"{short(self.source)}: {verdict} (metric contract {metrics.CONTRACT}; {what})"]
+        lines += [f"         {short(note)}" for note in self.notes]
         for (rule, metric, hint), group in groupby(self.findings, key=lambda finding: finding.kind):
             told = list(group)
             lines.append(f"{told[0].severity:<7}  {metric or 'page'} ({rule})")
@@ -101,9 +104,10 @@ def check(source: str | os.PathLike[str] | None = None, *, wait: float | None = 
             earlier, answer = answer, _read(name, timeout)
         except SourceError as error:
             found.add("second-read", "", f"the second read failed: {error}", "did the process end or restart?")
-    series = _checked(answer, earlier, found, pause)
+    series, steps = _checked(answer, earlier, found, pause)
     forwards = sorted({one.labels["forward"] for one in series if "forward" in one.labels})
-    return Report(name, len(series), processes(series), tuple(forwards), found.all())
+    notes = tuple(told(series, steps))
+    return Report(name, len(series), processes(series), tuple(forwards), found.all(), notes)
 
 
 def findings(
@@ -141,8 +145,10 @@ def _read(name: str, timeout: float) -> Answer:
     return fetch(name, WANTED, exposition.MAX_BYTES, timeout, metrics_url)
 
 
-def _checked(answer: Answer, earlier: Answer | None, found: Findings, pause: float = 0.0) -> list[Series]:
-    """The series of our contract on a page; all findings of that page alone, and of the step from an earlier one."""
+def _checked(
+    answer: Answer, earlier: Answer | None, found: Findings, pause: float = 0.0
+) -> tuple[list[Series], Counted]:
+    """The series of our contract on a page, and an engine's steps; findings of it, and of the way from an earlier."""
     page = _page(answer, found)
     series = examine(page, found)
     now = counted(page, series)
@@ -153,7 +159,7 @@ def _checked(answer: Answer, earlier: Answer | None, found: Findings, pause: flo
         compare(once, series, found)
         before = counted(old, once)
     look_at_steps(before, now, pause, found)
-    return series
+    return series, now
 
 
 def _page(answer: Answer, found: Findings) -> Page:

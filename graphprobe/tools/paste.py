@@ -30,6 +30,13 @@ OFF = {
 """How an engine is told to capture nothing."""
 
 
+ON = {
+    "vllm": "start it without --enforce-eager and with a cudagraph_mode other than NONE",
+    "sglang": "start it without --disable-cuda-graph and --disable-decode-cuda-graph",
+}
+"""How an engine is told to capture again, where it was told not to."""
+
+
 def line(engine: str, buckets: Sequence[int], *, max_batch: int | None = None, pad: bool = True, name: str = "") -> str:
     """The text to paste so that ``engine`` captures ``buckets``: one line, and comments below it.
 

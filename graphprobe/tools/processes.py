@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from graphprobe import metrics
-from graphprobe.metrics import LIMIT, Metric
+from graphprobe.metrics import Metric
 from graphprobe.observe import spans
 from graphprobe.reasons import FallbackReason
 from graphprobe.tools.findings import Findings, short
@@ -55,16 +55,20 @@ def _duplicates(series: list[Series], found: Findings) -> None:
 def _limits(series: list[Series], found: Findings) -> None:
     sets: dict[tuple[Process, str], set[object]] = defaultdict(set)
     names: dict[Process, set[str]] = defaultdict(set)
+    sources: dict[tuple[Process, str], str] = {}
     for one in series:
         forward = one.labels.get("forward")
         owner = one.metric.name if forward is None else f"forward {short(forward)}"
         sets[one.process, owner].add((one.metric, one.all_but("le", PID)))
+        if one.metric is metrics.FORWARD_INFO:
+            sources[one.process, owner] = one.labels.get("source", "")
         if forward is not None:
             names[one.process].add(forward)
     for (process, owner), group in sets.items():
-        if len(group) > LIMIT:
+        most = metrics.limit(sources.get((process, owner), ""))
+        if len(group) > most:
             what = f"{owner} has {len(group):,} label sets{_of(process)}"
-            hint = f"at most {LIMIT}: write ranges of batch sizes, and nothing that belongs to a request"
+            hint = f"at most {most}: write ranges of batch sizes, and nothing that belongs to a request"
             found.add("unbounded", "", what, hint)
     for process, forwards in names.items():
         if len(forwards) > FORWARDS:

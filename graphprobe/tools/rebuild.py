@@ -49,7 +49,7 @@ class Rebuilt(NamedTuple):
 def refused_if_folded(rebuilt: Rebuilt, name: str) -> Rebuilt:
     """``rebuilt``; SourceError, with ``name``, where no call has a size any more."""
     if rebuilt.folded and not any(forward.rows for forward in rebuilt.snapshot.forwards.values()):
-        why = f"the label batch_size is missing, or it is all, above {metrics.LIMIT} label sets"
+        why = "the label batch_size is missing, or it is all, above the limit of label sets"
         what = f"none of {rebuilt.folded:,} calls has a size: {why}"
         raise SourceError(f"{name}: {what}. hint: read the exporter's /snapshot, which has exact sizes")
     return rebuilt

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from graphprobe.buckets import Buckets
+from graphprobe.reasons import FallbackReason
 from graphprobe.tools.advice import Plan
 from graphprobe.tools.candidates import MOST, pace
 from graphprobe.tools.case import Case
 from graphprobe.tools.optimum import Problem
+from graphprobe.tools.paste import ON
 from graphprobe.tools.speculative import spans
 from graphprobe.tools.table import percent
 from graphprobe.tools.use import Use
@@ -112,7 +114,9 @@ def warnings(case: Case, problem: Problem, now: Plan | None, best: Plan) -> Iter
         share = percent(1 - seen.total / case.counted)
         yield f"{share} of the calls run eagerly whatever is captured: {why}"
     for reason, n in seen.off.items():
-        yield f"{n:,} calls ran eagerly as {reason.meaning}: the figures are for when that is not so"
+        how = ON.get(rule.engine) if reason is FallbackReason.DISABLED else None
+        then = f"no list changes that: {how}; the figures are" if how else "the figures are"
+        yield f"{n:,} calls ran eagerly as {reason.meaning}: {then} for when that is not so"
     if case.pads:
         lists = {"today's list": now, "the best list": best}
         yield from (trap for name, plan in lists.items() if plan and (trap := _trap(case, problem, name, plan)))

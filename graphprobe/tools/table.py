@@ -113,8 +113,13 @@ def _rendered(forward: ForwardSnapshot, width: int) -> str:
 
 
 def _title(forward: ForwardSnapshot) -> str:
-    buckets = ", ".join(map(str, forward.buckets)) or "unknown"
+    buckets = ", ".join(map(str, forward.buckets)) or ("none: graphs are switched off" if _off(forward) else "unknown")
     return f"{literal(forward.name)} (in {literal(forward.unit)}; buckets {buckets})"
+
+
+def _off(forward: ForwardSnapshot) -> bool:
+    """Whether each call says that graphs are switched off."""
+    return bool(forward.rows) and all(row.reason is FallbackReason.DISABLED for row in forward.rows)
 
 
 def _chosen(rows: tuple[Row, ...]) -> tuple[list[Row], list[Row]]:

@@ -1,11 +1,17 @@
-"""A model small enough to start on any machine: Qwen3 with two layers, without weights, and a token for each byte."""
+"""A model small enough for any machine: Qwen3 with two layers, random weights, and a token for each byte."""
 
 from __future__ import annotations
 
 import json
+import random
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 END = "<|end|>"
+
+ONE = b"\x80\x3f"
+"""1 as bfloat16."""
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -52,8 +58,45 @@ def tokenizer() -> dict[str, object]:
     }
 
 
+def shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The weights by the names of the checkpoint; those of one dimension scale a norm."""
+    yield "model.embed_tokens.weight", (257, 256)
+    yield "model.norm.weight", (256,)
+    for layer in ("model.layers.0", "model.layers.1"):
+        yield f"{layer}.input_layernorm.weight", (256,)
+        yield f"{layer}.post_attention_layernorm.weight", (256,)
+        for name, rows in {"q": 256, "k": 128, "v": 128, "o": 256}.items():
+            yield f"{layer}.self_attn.{name}_proj.weight", (rows, 256)
+        for name in "qk":
+            yield f"{layer}.self_attn.{name}_norm.weight", (64,)
+        for name, shape in {"gate": (512, 256), "up": (512, 256), "down": (256, 512)}.items():
+            yield f"{layer}.mlp.{name}_proj.weight", shape
+
+
+def uniform(dice: random.Random, count: int) -> bytes:
+    numbers = bytearray(dice.randbytes(2 * count))
+    # The upper byte has the sign, which stays random, and all bits of the exponent but one.
+    numbers[1::2] = bytes(byte & 0x80 | 0x3D for byte in numbers[1::2])
+    return bytes(numbers)
+
+
+def weights() -> bytes:
+    """A safetensors file: the length of a table, the table, and numbers of bfloat16.
+
+    Norms have ones; the rest is between 1/32 and 1/8, or the negative of that, so that an answer depends on each token
+    before it. Those that an engine makes up itself are so small that it would not.
+    """
+    dice, table, data = random.Random(0), {}, b""
+    for name, shape in shapes():
+        numbers = ONE * shape[0] if len(shape) == 1 else uniform(dice, shape[0] * shape[1])
+        table[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [len(data), len(data) + len(numbers)]}
+        data += numbers
+    head = json.dumps(table).encode()
+    return struct.pack("<Q", len(head)) + head + data
+
+
 def write(folder: Path) -> Path:
-    """Everything that an engine reads, except weights, which it makes up (``load_format`` dummy)."""
+    """Everything that an engine reads."""
     files = {
         "config.json": CONFIG,
         "generation_config.json": {"eos_token_id": 256},
@@ -63,4 +106,5 @@ def write(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))
+    (folder / "model.safetensors").write_bytes(weights())
     return folder

@@ -211,8 +211,8 @@ COVERAGE = (
     Coverage("default sizes with drafts", BOTH, Setup(spec=3), 0),
     Coverage("default sizes without", BOTH, Setup(), 0),
     Coverage("graphs switched off", BOTH, Setup(mode="NONE"), 0),
-    Coverage("sizes up to 16", BOTH, SIXTEEN, 4, ("20, 24, 28, 32 tokens", "5-8 requests", "24, 32]}'")),
-    Coverage("a limit of 16", BOTH, Setup(spec=3, limit=16), 4, ("20, 24, 28, 32 tokens", "5-8 requests")),
+    Coverage("sizes up to 16", BOTH, SIXTEEN, 4, ("20 to 32 by 4 tokens", "5 to 8 requests", "24, 32]}'")),
+    Coverage("a limit of 16", BOTH, Setup(spec=3, limit=16), 4, ("20 to 32 by 4 tokens", "5 to 8 requests")),
     Coverage("42 that vLLM makes 40", BOTH, Setup(requests=6, spec=6, limit=42), 1, ("42 tokens", "42]}'")),
     Coverage(
         "sizes below one request",
@@ -221,6 +221,6 @@ COVERAGE = (
         0,
         refused="No valid cudagraph sizes after rounding to multiple of 4",
     ),
-    Coverage("sizes below one request", ("v2",), Setup(spec=3, sizes=(1, 2)), 8, ("4, 8, 12", "1-8 requests")),
+    Coverage("sizes below one request", ("v2",), Setup(spec=3, sizes=(1, 2)), 8, ("4 to 32 by 4", "1 to 8 requests")),
     Coverage("100 requests", BOTH, Setup(requests=100), 0, before=("0.31", 4)),
 )
