@@ -52,6 +52,8 @@ class Patches:
     def __init__(self, engine: str, hooks: Iterable[Hook], ledger: Ledger | None = None) -> None:
         self.engine = engine
         self.active = False
+        self.release = f"this {engine}"
+        """Which release it is, in words, for what is logged."""
         self._hooks = tuple(hooks)
         self._ledger = LEDGER if ledger is None else ledger
         self._told: set[str] = set()
@@ -121,8 +123,8 @@ class Patches:
             self._ledger.hooks[self.engine, hook.name] = callable(target)
         if not callable(target):
             if hook.needed:
-                text = "%s: %s has no %s here, so %r is not observed; everything else is"
-                log(WARNING, text, self.engine, hook.module, hook.attribute, hook.name)
+                text = "%s: hook %s is not in place, and what it is for is not counted: %s has no %s in %s"
+                log(WARNING, text, self.engine, hook.name, self.release, hook.attribute, hook.module)
             return
         # None where it is inherited: ours lies on the class that was named, in front of the parent's.
         original = vars(parent).get(attribute)
@@ -165,6 +167,7 @@ class Integration:
             raise DidNotInstrument(self.engine, None, self.supported, hint)
         if _too_old(found, self.oldest):
             raise DidNotInstrument(self.engine, found, self.supported, f"update {self.engine}")
+        self.patches.release = f"{self.engine} {found} (tested: {self.tested[0]} to {self.tested[1]})"
         self.patches.place()
 
     def automatic(self) -> None:

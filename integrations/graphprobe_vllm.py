@@ -84,5 +84,7 @@ def _show_log() -> None:
     if not logger.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s [%(name)s] %(message)s", "%m-%d %H:%M:%S"))
+        # A process that sets up logging later has its own from then on.
+        handler.addFilter(lambda record: not logging.getLogger().handlers)
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)

@@ -30,6 +30,8 @@ def dispatch_v1(original: Function) -> Function:
         watch = now.watch
         if now.inside and watch is not None:
             try:
+                # Pipeline stages may ask before the step's own decision.
+                first = not now.tokens
                 tokens = kwargs["num_tokens"] if "num_tokens" in kwargs else args[0]
                 mode = watch.modes.get(answer[0].name)
                 if mode is not None:
@@ -39,7 +41,8 @@ def dispatch_v1(original: Function) -> Function:
                 else:
                     asked = _named(original, (runner, *args), kwargs)
                     now.decided(tokens, "", None, why(reason_v1, runner, asked, now.phase))
-                now.due = watch.due(now.mode, now.bucket, now.phase)
+                if first:
+                    now.due = watch.due(now.mode, now.bucket, now.phase)
             except Exception as error:
                 failed("dispatch_v1", error)
         else:
@@ -89,7 +92,8 @@ def _seen_outside() -> None:
     if OUTSIDE[0] != MANY or not PATCHES.active or CAPTURING.books is not None:
         return
     if not any(found.graph or found.eager for found in LEDGER.forwards.copy().values()):
-        log(WARNING, "vllm: instrumented, but never called: %d decisions, and no step of a worker was seen", MANY)
+        text = "vllm: instrumented, but never called: %d decisions of %s, and no step of a worker was seen"
+        log(WARNING, text, MANY, PATCHES.release)
 
 
 def draft_v1(original: Function) -> Function:

@@ -112,15 +112,17 @@ def _route(forward: Forward, rank: int) -> str:
             log(WARNING, f"{text} (or, for an endpoint of graphprobe's own: export GRAPHPROBE_PORT=9464)", SHELL)
     except Exception as error:
         # A folder that cannot be written to, a port that is taken or no number: the engine serves all the same.
-        setting = f"PROMETHEUS_MULTIPROC_DIR={directory}" if directory else f"GRAPHPROBE_PORT={port}"
+        own = [f"{name}={value}" for name in ("GRAPHPROBE_PORT", "GRAPHPROBE_ADDR") if (value := os.environ.get(name))]
+        setting = f"PROMETHEUS_MULTIPROC_DIR={directory}" if directory else " ".join(own)
         forward.explain("route", f"its steps are counted, but served nowhere: {setting}: {error}")
     return "nowhere"
 
 
 def _own_folder(port: int) -> str:
     """The folder that the ranks of this user share for an endpoint of their own."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    path = os.path.join(base, f"graphprobe-{os.getuid()}-{port}")
+    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    usable = os.path.isdir(base) and os.access(base, os.W_OK | os.X_OK)
+    path = os.path.join(base if usable else tempfile.gettempdir(), f"graphprobe-{os.getuid()}-{port}")
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:

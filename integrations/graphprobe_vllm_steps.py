@@ -71,6 +71,9 @@ def step(original: Function) -> Function:
             now.inside, now.watch = False, None
             raise
         _leave(now)
+        if result is not None:
+            # No sampling follows, and what is kept here would keep the engine.
+            now.watch = None
         return result
 
     return execute_model

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib
 import os
+import weakref
 from typing import Any
 
 from graphprobe.buckets import Buckets
 from graphprobe.ledger import LEDGER, add
 from graphprobe.observe import Probe, observe
 from graphprobe.timers import ClockTimer, EventTimer, Timer
+from graphprobe_vllm import INTEGRATION
 from graphprobe_vllm_answers import ask_v2, breakable, modes, off, padding
+
+PATCHES = INTEGRATION.patches
 
 KEY = "_graphprobe"
 """The attribute of a runner that holds its watch, so that both end together."""
@@ -37,7 +41,7 @@ class Watch:
         self.device = str(getattr(getattr(runner, "device", None), "type", ""))
         self.manager = getattr(runner, "cudagraph_manager", None)
         self.dispatcher: Any = getattr(runner, "cudagraph_dispatcher", None)
-        self.pad = padding(runner)
+        self._runner = weakref.ref(runner)
         piecemeal = breakable() if self.manager is None else bool(getattr(self.manager, "use_breakable_cg", False))
         self.modes = modes(piecemeal)
         """vLLM's modes of a step in our words; what is missing is eager."""
@@ -95,7 +99,10 @@ class Watch:
         loras = self.config.lora_config
         active = loras.max_loras if loras and not self.config.compilation_config.cudagraph_specialize_lora else 0
         answer = self.dispatcher.dispatch(
-            num_tokens=self.pad(tokens), uniform_decode=True, has_lora=active > 0, num_active_loras=active
+            num_tokens=padding(self._runner())(tokens),
+            uniform_decode=True,
+            has_lora=active > 0,
+            num_active_loras=active,
         )
         return str(answer[0].name)
 
@@ -133,7 +140,8 @@ class Watch:
         if self.unseen == UNSEEN and not (forward.graph or forward.eager):
             LEDGER.hooks["vllm", "dispatch"] = False
             text = f"instrumented, but never called: {UNSEEN} steps ran and no runner was seen to decide on a graph"
-            forward.explain("unseen", f"{text} (so it is where only an encoder runs); nothing is counted here")
+            why = f"where only an encoder runs that is so; else {PATCHES.release} decides in another place"
+            forward.explain("unseen", f"{text}; nothing is counted here ({why})")
 
 
 def watch_of(runner: Any) -> Watch:

@@ -261,7 +261,9 @@ def test_a_missing_place_is_a_gauge_of_0_and_one_warning(
     before = contents(runner())
     patches(attribute).place()
     assert bound() is False
-    assert said() == [f"toy: toy.runner has no {attribute} here, so 'one' is not observed; everything else is"]
+    assert said() == [
+        f"toy: hook one is not in place, and what it is for is not counted: this toy has no {attribute} in toy.runner"
+    ]
     assert contents(runner()) == before
     assert errors.internal_errors == {}
 

@@ -36,8 +36,8 @@ def register():
 
 
 def ours(engine: Engine) -> list[str]:
-    """The lines of its log that are ours; in a traceback of the engine our frames are on the way."""
-    told = (line for line in engine.said.splitlines() if " File " not in line)
+    """The warnings of its log that are ours; in a traceback of the engine our frames are on the way."""
+    told = (line for line in engine.said.splitlines() if " File " not in line and "INFO" not in line)
     return [line for line in told if "graphprobe" in line or "vllm: " in line]
 
 
