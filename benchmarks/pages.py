@@ -151,17 +151,39 @@ def vllm() -> str:
             found["full graph calls"],
             found["replays"],
             "-" if found["served"] is None else f"{sum(found['served'].values()):.0f}",
-            f"{(found['pool_bytes'] or 0) / 2**20:.0f}",
             next(iter(found["uncovered"].values()), "-"),
         ]
         for name, found in scenarios.items()
     ]
-    head = ["engine", "steps", "sizes", "in full graphs", "replays", "served", "pool MB", "uncovered sizes"]
+    head = ["engine", "steps", "sizes", "in full graphs", "replays", "served", "uncovered sizes"]
     said = sorted(
         {line for found in scenarios.values() for line in found["said at the start"] if "decode steps" in line}
     )
     warned = "\n".join(f"```text\n{line}\n```" for line in said)
     return f"{counted}\n\n{table(head, checks)}\n\nSaid before the first request:\n\n{warned}\n\n{vllm_cost(scenarios)}"
+
+
+def vllm_memory() -> str:
+    """What captures cost each runner, by the engine itself and by bucket."""
+    body: list[Row] = []
+    for name, found in load("vllm_memory")["scenarios"].items():
+        estimate = found["pool_estimate_bytes"]
+        buckets = sorted(found["pool_growth"], key=int, reverse=True)
+        parts = [
+            f"{n}: {found['capture_seconds'][n]:.2f} s, {found['pool_growth'][n] / 2**20:.0f} MiB" for n in buckets
+        ]
+        told = f"{estimate / 2**20:.0f}" if estimate else "none"
+        body.append(
+            [name, f"{found['pool_bytes'] / 2**20:.0f}", told, f"{found['kv_capacity_tokens']:,}", "; ".join(parts)]
+        )
+    head = [
+        "engine",
+        "graphs, MiB",
+        "its estimate, MiB",
+        "KV capacity, tokens",
+        "by bucket (both modes, warm-up included)",
+    ]
+    return table(head, body)
 
 
 def steps(part: str, rows: Sequence[Sequence[Any]]) -> list[Row]:
@@ -260,8 +282,12 @@ Held against what vLLM's scheduler gave out (sizes), and against a count of `tor
 step in a full graph, and more for pieces and drafters. Served: calls as prometheus_client reads them in the directory.
 Speed: a steady batch of 16 in blocks of 16 steps, by turns with and without the hooks. With two layers the host is all
 that counts, which is the worst case. What is ours per step is measured around each hook, inside the engine.
+The engines started beside each other, so that bytes of graphs, which vLLM takes from the device's free memory, say
+nothing there; in [gpu/vllm_memory.json](gpu/vllm_memory.json) each was alone.
 
 {vllm()}
+
+{vllm_memory()}
 
 ## Tests
 

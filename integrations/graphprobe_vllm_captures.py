@@ -103,7 +103,8 @@ def _captured(watch: Watch, taken: Any) -> None:
         forward = watch.probe.forward
         if isinstance(taken, int) and forward.captures:
             holder = forward.holders[0] if forward.holders else forward.holder()
-            holder.pool_bytes = taken
+            # From the device's free memory: below 0 where another process gave some back meanwhile.
+            holder.pool_bytes = taken if taken >= 0 else None
         check(watch)
     except Exception as error:
         failed("capture", error)
