@@ -171,3 +171,24 @@ def test_a_hook_that_is_not_bound_is_a_warning_of_a_page_that_conforms(tmp_path:
     assert "vllm: dispatch is not bound" in text and "2 at vllm.step" in text
     severities = {finding.rule: finding.severity for finding in report.findings}
     assert severities["hook"] == severities["internal-error"] == "warning"
+
+
+def test_what_agrees_is_told_too(tmp_path: Path) -> None:
+    """A reader sees that both counts were there, and the hooks: nothing to find is not nothing looked at."""
+    file = tmp_path / "page.prom"
+    file.write_text(page(1_279, 1_279))
+    report = check(str(file))
+    assert not report.findings
+    assert (
+        "vllm: 1 of 1 hooks are in place",
+        "vllm: 1,279 steps counted, 1,279 iterations counted by vLLM",
+    ) == report.notes
+    assert all(note in str(report) for note in report.notes)
+
+
+def test_of_several_processes_the_least_and_the_most_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "page.prom"
+    file.write_text(ranks(exposed_only(10), ["0"]) + ranks(exposed_only(12), ["1"]) + beside(12))
+    assert (
+        "vllm: 10 to 12 steps counted by each of 2 processes, 12 iterations counted by vLLM" in check(str(file)).notes
+    )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import logging
 import re
 import subprocess
@@ -15,7 +16,17 @@ from hypothesis import strategies as st
 from graphprobe import metrics
 from graphprobe.buckets import Buckets
 from graphprobe.ledger import Ledger, add
-from graphprobe.metrics import LIMIT, Distribution, Sample, constant_labels, forward_samples, samples, size_label
+from graphprobe.metrics import (
+    GRAPH_CALLS,
+    LIMIT,
+    Distribution,
+    Sample,
+    constant_labels,
+    forward_samples,
+    limit,
+    samples,
+    size_label,
+)
 from graphprobe.reasons import FallbackReason
 from graphprobe.snapshot import ForwardSnapshot, Row, Snapshot
 
@@ -380,3 +391,18 @@ def test_what_a_reader_remembers_changes_nothing(ledger: Ledger) -> None:
         assert folds == plainly
         steps.add(folds)
     assert len(steps) > 2
+
+
+def test_an_engine_keeps_its_buckets() -> None:
+    """vLLM's own list up to 1,024 tokens, decode, mixed and prefill steps in two modes: each bucket is a label."""
+    buckets = (1, 2, 4, *range(8, 256, 8), *range(256, 1025, 16))
+    kinds = (("decode", "full"), ("mixed", "piecewise"), ("prefill", "piecewise"))
+    rows = [Row(b - 1 or 1, "graph", b, None, 1, 1, phase, mode) for b in buckets for phase, mode in kinds]
+    rows += [Row(n, "eager", None, FallbackReason.BATCH_TOO_LARGE, 1, 0, "mixed", "") for n in range(1025, 8192, 7)]
+    forward = ForwardSnapshot("vllm", buckets, rows=tuple(rows), source="engine", captures=dict.fromkeys(buckets, 2))
+    found, folds = forward_samples(forward)
+    assert folds == 0
+    seen = {sample.labels["bucket"] for sample in found if sample.metric is GRAPH_CALLS}
+    assert seen == {str(bucket) for bucket in buckets}
+    assert len(found) <= limit("engine")
+    assert forward_samples(dataclasses.replace(forward, source="observe"))[1] > 0

@@ -203,3 +203,13 @@ def test_this_process() -> None:
         assert "test_this_process" in graphprobe.table()
     finally:
         del LEDGER.forwards["test_this_process"]
+
+
+def test_graphs_that_are_switched_off_are_no_unknown_buckets() -> None:
+    """An engine whose every call says so has none; one other reason, and what it has is unknown."""
+    off = eager(3, "disabled", 4)
+    told = [
+        table(Snapshot({"a": ForwardSnapshot("a", rows=rows)})).splitlines()[0]
+        for rows in ((off,), (off, eager(4, "unknown", 1)))
+    ]
+    assert told == ["a (in rows; buckets none: graphs are switched off)", "a (in rows; buckets unknown)"]

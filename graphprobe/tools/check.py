@@ -77,12 +77,11 @@ class Report:
         sizes = {"process": self.processes, "forward": len(self.forwards), "sample": self.series}
         what = ", ".join(_counted(number, noun) for noun, number in sizes.items())
         lines = [f"{short(self.source)}: {verdict} (metric contract {metrics.CONTRACT}; {what})"]
-        lines += [f"         {short(note)}" for note in self.notes]
         for (rule, metric, hint), group in groupby(self.findings, key=lambda finding: finding.kind):
             told = list(group)
             lines.append(f"{told[0].severity:<7}  {metric or 'page'} ({rule})")
             lines += [*(f"         {one.what}" for one in told), f"         hint: {hint}"]
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"note     {short(note)}" for note in self.notes)])
 
 
 def check(source: str | os.PathLike[str] | None = None, *, wait: float | None = None, timeout: float = 5.0) -> Report:
