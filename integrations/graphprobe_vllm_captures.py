@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from graphprobe.buckets import decode_buckets
+from graphprobe.instrument import Function
 from graphprobe.ledger import Forward
+from graphprobe.tools.paste import line
 from graphprobe.tools.speculative import spans
-from graphprobe_vllm import INTEGRATION
+from graphprobe_vllm import PATCHES
 from graphprobe_vllm_watch import Watch, watch_of
 
-Function = Callable[..., Any]
-
-PATCHES = INTEGRATION.patches
 failed = PATCHES.failed
 
 
@@ -184,10 +182,10 @@ def check(watch: Watch) -> None:
         each = f" ({spans(sorted(missing.values()))} requests of 1 + {width - 1} tokens)"
     listed = watch.config.compilation_config.cudagraph_capture_sizes or ()
     more = {n * width for n in decode_buckets(steps[-1][0])} & set(sizes) | {sizes[-1]}
-    line = f"""--compilation-config '{{"cudagraph_capture_sizes": {sorted({*listed, *more})}}}'"""
+    option = line("vllm", sorted({*listed, *more})).splitlines()[0]
     text = (
         f"{len(missing)} of the decode steps up to {max(n * width for n, width in steps)} tokens have no full CUDA "
-        f"graph: {spans(sizes)} tokens{each}. Add their sizes: {line} (and leave max_cudagraph_capture_size out)"
+        f"graph: {spans(sizes)} tokens{each}. Add their sizes: {option} (and leave max_cudagraph_capture_size out)"
     )
     forward.explain(f"uncovered/{forward.phases[0]}", text)
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 from graphprobe.errors import WARNING, log
+from graphprobe.instrument import Function
 from graphprobe.ledger import LEDGER
 from graphprobe.reasons import FallbackReason
+from graphprobe_vllm import PATCHES
 from graphprobe_vllm_answers import reason_draft, reason_v1, reason_v2, why
 from graphprobe_vllm_captures import CAPTURING
-from graphprobe_vllm_steps import LOCAL, PATCHES, Step, call, failed
+from graphprobe_vllm_steps import LOCAL, Step, call, failed
 from graphprobe_vllm_watch import OUTSIDE, Watch
 
 MANY = 1024
 """Decisions after the start without one step, after which there is a warning."""
-
-Function = Callable[..., Any]
 
 
 def dispatch_v1(original: Function) -> Function:

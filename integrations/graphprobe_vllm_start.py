@@ -9,21 +9,18 @@ import math
 import os
 import stat
 import tempfile
-from collections.abc import Callable
 from typing import Any
 
 from graphprobe import __version__, metrics
 from graphprobe.errors import WARNING, ExporterError, log
+from graphprobe.instrument import Function
 from graphprobe.ledger import LEDGER, Forward
-from graphprobe_vllm import INTEGRATION
+from graphprobe_vllm import INTEGRATION, PATCHES
 from graphprobe_vllm_watch import OUTSIDE, Watch, watch_of
 
 SHELL = "export PROMETHEUS_MULTIPROC_DIR=$(mktemp -d)"
 """What has to be in the shell before `vllm serve`."""
 
-Function = Callable[..., Any]
-
-PATCHES = INTEGRATION.patches
 failed = PATCHES.failed
 
 

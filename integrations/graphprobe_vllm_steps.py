@@ -7,19 +7,16 @@ once, when it has ended: some configurations ask the dispatcher twice, and only 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
+from graphprobe.instrument import Function
 from graphprobe.observe import Probe
 from graphprobe.reasons import FallbackReason
-from graphprobe_vllm import INTEGRATION
+from graphprobe_vllm import PATCHES
 from graphprobe_vllm_answers import phase
 from graphprobe_vllm_start import publish
 from graphprobe_vllm_watch import KEY, Watch, watch_of
 
-Function = Callable[..., Any]
-
-PATCHES = INTEGRATION.patches
 failed = PATCHES.failed
 
 

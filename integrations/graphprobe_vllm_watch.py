@@ -11,10 +11,8 @@ from graphprobe.buckets import Buckets
 from graphprobe.ledger import LEDGER, add
 from graphprobe.observe import Probe, observe
 from graphprobe.timers import ClockTimer, EventTimer, Timer
-from graphprobe_vllm import INTEGRATION
+from graphprobe_vllm import PATCHES
 from graphprobe_vllm_answers import ask_v2, breakable, modes, off, padding
-
-PATCHES = INTEGRATION.patches
 
 KEY = "_graphprobe"
 """The attribute of a runner that holds its watch, so that both end together."""
@@ -45,9 +43,9 @@ class Watch:
         piecemeal = breakable() if self.manager is None else bool(getattr(self.manager, "use_breakable_cg", False))
         self.modes = modes(piecemeal)
         """vLLM's modes of a step in our words; what is missing is eager."""
-        self.off = off(getattr(self.manager if self.manager is not None else self.dispatcher, "cudagraph_mode", None))
+        self.off = off(self.mode)
         """Whether there are no graphs at all, which is then the reason of each step."""
-        buckets = sizes(self.manager, self.dispatcher, config.compilation_config)
+        buckets = None if self.off else sizes(self.manager, self.dispatcher, config.compilation_config)
         self.probe = self._observe("vllm", buckets, "target")
         self.graph_call = self.probe.graph_call
         self.probe.forward.phases = ("verify",) if self.tokens_per_request > 1 else ("decode",)
@@ -70,10 +68,15 @@ class Watch:
             self._drafter.forward.phases = ("draft",)
         return self._drafter
 
+    @property
+    def mode(self) -> Any:
+        """vLLM's ``cudagraph_mode`` of this runner, None where it has none."""
+        return getattr(self.dispatcher if self.manager is None else self.manager, "cudagraph_mode", None)
+
     def decode_mode(self) -> str:
         """The mode that vLLM gives decode steps where their size allows it; empty where graphs are off."""
-        mode = getattr(self.manager if self.manager is not None else self.dispatcher, "cudagraph_mode", None)
-        return "" if mode is None or off(mode) or off(mode.decode_mode()) else str(mode.decode_mode().name)
+        decode: Any = None if off(self.mode) else self.mode.decode_mode()
+        return "" if off(decode) else str(decode.name)
 
     def decode_steps(self) -> list[tuple[int, int]]:
         """The uniform decode steps that can occur: numbers of requests, with the tokens of each request."""
@@ -155,10 +158,7 @@ def watch_of(runner: Any) -> Watch:
 
 
 def sizes(manager: Any, dispatcher: Any, compilation: Any) -> Buckets | None:
-    """The tokens of all graphs that a runner has or will have; None where graphs are off."""
-    mode = getattr(manager if manager is not None else dispatcher, "cudagraph_mode", None)
-    if off(mode):
-        return None
+    """The tokens of all graphs that a runner has or will have; None where there are none."""
     listed: Any = getattr(manager, "_capture_descs", {}).items() if manager is not None else ()
     if dispatcher is not None:
         listed = dispatcher.get_capture_descs()
