@@ -20,8 +20,14 @@ from typing import Any
 
 from graphprobe.errors import ERROR, WARNING, ConfigError, DidNotInstrument, internal_error, log
 from graphprobe.ledger import LEDGER, Ledger
+from graphprobe.reasons import FallbackReason
 
-INTEGRATIONS = {"vllm": "graphprobe_vllm"}
+INTEGRATIONS = {
+    "vllm": "graphprobe_vllm",
+    "sglang": "graphprobe_sglang",
+    "nanovllm": "graphprobe_nanovllm",
+    "minisgl": "graphprobe_minisglang",
+}
 """The engines, and the modules that observe them: each has an ``INTEGRATION``."""
 
 PATIENCE = 100
@@ -98,6 +104,14 @@ class Patches:
             self.active = False
             log(ERROR, "%s: nothing more is counted here, after %d failures of graphprobe", self.engine, PATIENCE)
         internal_error(f"{self.engine}.{where}", error)
+
+    def why(self, find: Callable[..., FallbackReason], *known: Any) -> FallbackReason:
+        """The reason that ``find`` tells, or unknown: what it reads is private to the engine, and may have moved."""
+        try:
+            return find(*known)
+        except Exception as error:
+            internal_error(f"{self.engine}.reason", error)
+            return FallbackReason.UNKNOWN
 
     def _loaded(self, module: ModuleType) -> None:
         # Inside the engine's own import, which must not fail for us.
@@ -181,7 +195,7 @@ class Integration:
 
 
 def instrument(engine: str) -> None:
-    """Observe the graphs of ``engine`` (vllm) in this process, and in processes that it forks.
+    """Observe the graphs of ``engine`` in this process, and in processes that it forks: a key of ``INTEGRATIONS``.
 
     Engines that have plugins do this by themselves with GRAPHPROBE=1. May be called again. DidNotInstrument says which
     version was found and which are supported; ConfigError names the engines that are known.

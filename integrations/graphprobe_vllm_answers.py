@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from graphprobe.errors import internal_error
 from graphprobe.reasons import FallbackReason
 
 NOT_UNIFORM = {
@@ -51,15 +50,6 @@ def breakable() -> bool:
     """Whether piecewise graphs are made without torch.compile, which vLLM decides by its environment."""
     found = getattr(sys.modules.get("vllm.compilation.breakable_cudagraph"), "is_breakable_cudagraph_enabled", None)
     return bool(found and found())
-
-
-def why(find: Callable[..., FallbackReason], *known: Any) -> FallbackReason:
-    """The reason that ``find`` tells, or unknown: what it reads is private to vLLM, the count must not hang on it."""
-    try:
-        return find(*known)
-    except Exception as error:
-        internal_error("vllm.reason", error)
-        return FallbackReason.UNKNOWN
 
 
 def reason_draft(proposer: Any, tokens: int) -> FallbackReason:

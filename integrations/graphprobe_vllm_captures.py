@@ -9,6 +9,7 @@ from typing import Any
 from graphprobe.buckets import decode_buckets
 from graphprobe.instrument import Function
 from graphprobe.ledger import Forward
+from graphprobe.stopwatch import free_bytes
 from graphprobe.tools.paste import line
 from graphprobe.tools.speculative import spans
 from graphprobe_vllm import PATCHES
@@ -188,10 +189,3 @@ def check(watch: Watch) -> None:
         f"graph: {spans(sizes)} tokens{each}. Add their sizes: {option} (and leave max_cudagraph_capture_size out)"
     )
     forward.explain(f"uncovered/{forward.phases[0]}", text)
-
-
-def free_bytes() -> int | None:
-    """Free memory of the current device; None where there is none. Asks the driver, never synchronizes."""
-    import torch
-
-    return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None

@@ -11,7 +11,7 @@ from graphprobe.instrument import Function
 from graphprobe.ledger import LEDGER
 from graphprobe.reasons import FallbackReason
 from graphprobe_vllm import PATCHES
-from graphprobe_vllm_answers import reason_draft, reason_v1, reason_v2, why
+from graphprobe_vllm_answers import reason_draft, reason_v1, reason_v2
 from graphprobe_vllm_captures import CAPTURING
 from graphprobe_vllm_steps import LOCAL, Step, call, failed
 from graphprobe_vllm_watch import OUTSIDE, Watch
@@ -39,9 +39,9 @@ def dispatch_v1(original: Function) -> Function:
                     now.decided(tokens, "", None, FallbackReason.DISABLED)
                 else:
                     asked = _named(original, (runner, *args), kwargs)
-                    now.decided(tokens, "", None, why(reason_v1, runner, asked, now.phase))
+                    now.decided(tokens, "", None, PATCHES.why(reason_v1, runner, asked, now.phase))
                 if first:
-                    now.due = watch.due(now.mode, now.bucket, now.phase)
+                    now.due = watch.stopwatch.due(now.mode, now.bucket, now.phase)
             except Exception as error:
                 failed("dispatch_v1", error)
         else:
@@ -61,7 +61,7 @@ def dispatch_v2(original: Function) -> Function:
         if now.inside and watch is not None:
             try:
                 _decided_v2(now, watch, answer[0], original, args, kwargs, now.phase)
-                now.due = watch.due(now.mode, now.bucket, now.phase)
+                now.due = watch.stopwatch.due(now.mode, now.bucket, now.phase)
             except Exception as error:
                 failed("dispatch_v2", error)
         else:
@@ -82,7 +82,7 @@ def _decided_v2(
     elif watch.off:
         now.decided(tokens, "", None, FallbackReason.DISABLED)
     else:
-        now.decided(tokens, "", None, why(reason_v2, _named(original, args, kwargs), phase))
+        now.decided(tokens, "", None, PATCHES.why(reason_v2, _named(original, args, kwargs), phase))
 
 
 def _seen_outside() -> None:
@@ -108,7 +108,7 @@ def draft_v1(original: Function) -> Function:
                 if mode is not None:
                     now.decided(tokens, mode, answer[1])
                 else:
-                    now.decided(tokens, "", None, why(reason_draft, proposer, tokens))
+                    now.decided(tokens, "", None, PATCHES.why(reason_draft, proposer, tokens))
                 _draft(now, now.watch)
             except Exception as error:
                 failed("draft_v1", error)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import logging
 import math
 import os
-import stat
-import tempfile
 from typing import Any
 
 from graphprobe import __version__, metrics
-from graphprobe.errors import WARNING, ExporterError, log
+from graphprobe.export.route import route
 from graphprobe.instrument import Function
-from graphprobe.ledger import LEDGER, Forward
+from graphprobe.ledger import LEDGER
 from graphprobe_vllm import INTEGRATION, PATCHES
 from graphprobe_vllm_watch import OUTSIDE, Watch, watch_of
 
 SHELL = "export PROMETHEUS_MULTIPROC_DIR=$(mktemp -d)"
 """What has to be in the shell before `vllm serve`."""
+
+OWN = "(or, for an endpoint of graphprobe's own: export GRAPHPROBE_PORT=9464)"
 
 failed = PATCHES.failed
 
@@ -50,19 +49,20 @@ def publish(watch: Watch, worker: Any, base: Any) -> None:
     # Idle ranks of data parallelism decide for ever without a step of their own.
     OUTSIDE[0] = 0 if int(getattr(watch.config.parallel_config, "data_parallel_size", 1)) == 1 else -math.inf
     rank = _rank(watch.config.parallel_config, base)
-    route = _route(forward, rank)
+    hint = f"vLLM's steps are counted, but served nowhere. In the shell that starts vLLM: {SHELL} {OWN}"
+    found = route(forward, rank, "vLLM's own /metrics", hint)
     if rank == 0:
-        _say(watch, route)
+        _say(watch, found)
 
 
-def _say(watch: Watch, route: str) -> None:
+def _say(watch: Watch, served: str) -> None:
     """That it is on, in the log of vLLM, whose own logger shows more than warnings."""
     hooks = [bound for (engine, _), bound in LEDGER.hooks.copy().items() if engine == "vllm"]
     runner = "Model Runner V2" if watch.manager is not None else "model runner V1"
     buckets = watch.probe.forward.buckets
     graphs = f"sizes up to {buckets.largest} tokens" if buckets else "no CUDA graphs (cudagraph_mode NONE)"
     text = "graphprobe %s observes vLLM %s: %s, %s, %d of %d hooks in place, metrics: %s"
-    values = (__version__, INTEGRATION.found(), runner, graphs, sum(hooks), len(hooks), route)
+    values = (__version__, INTEGRATION.found(), runner, graphs, sum(hooks), len(hooks), served)
     logging.getLogger("vllm.graphprobe").info(text, *values)
 
 
@@ -89,49 +89,3 @@ def _rank(parallel: Any, base: Any) -> int:
     if engine and "rank" not in metrics.constant_labels():
         os.environ["GRAPHPROBE_LABELS"] = f"{labels},rank={rank}" if labels else f"rank={rank}"
     return rank
-
-
-def _route(forward: Forward, rank: int) -> str:
-    """Start what serves the metrics; where they are to be found, in words."""
-    directory = os.environ.get("PROMETHEUS_MULTIPROC_DIR", "")
-    port = os.environ.get("GRAPHPROBE_PORT", "")
-    try:
-        if directory:
-            # One that is missing ends vLLM's API server; made here, it would do so later and elsewhere.
-            os.stat(directory)
-            _started(directory, None)
-            return f"on vLLM's own /metrics (through {directory})"
-        if port:
-            _started(_own_folder(int(port)), int(port))
-            return f"on port {port}"
-        if rank == 0:
-            text = "vLLM's steps are counted, but served nowhere. In the shell that starts vLLM: %s"
-            log(WARNING, f"{text} (or, for an endpoint of graphprobe's own: export GRAPHPROBE_PORT=9464)", SHELL)
-    except Exception as error:
-        # A folder that cannot be written to, a port that is taken or no number: the engine serves all the same.
-        own = [f"{name}={value}" for name in ("GRAPHPROBE_PORT", "GRAPHPROBE_ADDR") if (value := os.environ.get(name))]
-        setting = f"PROMETHEUS_MULTIPROC_DIR={directory}" if directory else " ".join(own)
-        forward.explain("route", f"its steps are counted, but served nowhere: {setting}: {error}")
-    return "nowhere"
-
-
-def _own_folder(port: int) -> str:
-    """The folder that the ranks of this user share for an endpoint of their own."""
-    base = os.environ.get("XDG_RUNTIME_DIR", "")
-    usable = os.path.isdir(base) and os.access(base, os.W_OK | os.X_OK)
-    path = os.path.join(base if usable else tempfile.gettempdir(), f"graphprobe-{os.getuid()}-{port}")
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        # Its name can be guessed: what another user has put there would be served, and links in it followed.
-        found = os.lstat(path)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-            raise ExporterError(errno.EPERM, f"{path} is there and not this user's alone. hint: remove it") from None
-    return path
-
-
-def _started(directory: str, port: int | None) -> None:
-    # Not above: a process that counts nothing starts nothing.
-    from graphprobe.export.exporter import start_exporter
-
-    start_exporter(port, os.environ.get("GRAPHPROBE_ADDR", "127.0.0.1"), directory=directory)

@@ -164,7 +164,8 @@ class Timed:
         entered = None if self._inner is None else self._inner.__enter__()
         try:
             if self._now.watch is not None:
-                self._mark = self._now.watch.begin()
+                watch = self._now.watch
+                self._mark = watch.stopwatch.begin(watch.probe.forward)
         except Exception as error:
             failed("time", error)
         return entered
@@ -174,9 +175,9 @@ class Timed:
         try:
             if self._mark is not None and now.watch is not None:
                 if kind is None:
-                    now.watch.end(self._mark, now.mode, now.bucket, now.phase)
+                    now.watch.stopwatch.end(self._mark, now.watch.probe.forward, now.mode, now.bucket, now.phase)
                 else:
-                    now.watch.cancel(self._mark)
+                    now.watch.stopwatch.cancel(self._mark)
         except Exception as failure:
             failed("time", failure)
         return None if self._inner is None else self._inner.__exit__(kind, error, trace)

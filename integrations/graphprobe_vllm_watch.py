@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import importlib
-import os
 import weakref
 from typing import Any
 
 from graphprobe.buckets import Buckets
-from graphprobe.ledger import LEDGER, add
+from graphprobe.ledger import LEDGER
 from graphprobe.observe import Probe, observe
-from graphprobe.timers import ClockTimer, EventTimer, Timer
+from graphprobe.stopwatch import Stopwatch
 from graphprobe_vllm import PATCHES
 from graphprobe_vllm_answers import ask_v2, breakable, modes, off, padding
 
 KEY = "_graphprobe"
 """The attribute of a runner that holds its watch, so that both end together."""
-
-EVERY = 64
-"""One step of each kind in so many is timed, the second one first: the first may compile."""
 
 UNSEEN = 16
 """Steps whose decision nobody saw, after which there is a warning."""
@@ -50,10 +46,7 @@ class Watch:
         self.graph_call = self.probe.graph_call
         self.probe.forward.phases = ("verify",) if self.tokens_per_request > 1 else ("decode",)
         self._drafter: Probe | None = None
-        self._clock: Timer | None = None
-        every = _every()
-        self._every, self._second = (every, 2 % every) if every else (1, 1)  # 1, 1: never
-        self._seen: dict[tuple[str, int | None, str], int] = {}
+        self.stopwatch = Stopwatch(self.device)
         self.unseen = 0
         self.published = False
 
@@ -109,33 +102,6 @@ class Watch:
         )
         return str(answer[0].name)
 
-    def due(self, mode: str, bucket: int | None, phase: str) -> bool:
-        """Whether a step of this kind is to be timed: one in some, the second one first."""
-        key = (mode, bucket, phase)
-        count = self._seen[key] = self._seen.get(key, 0) + 1
-        return count % self._every == self._second
-
-    def begin(self) -> Any:
-        """Begin to time a forward; None where it was dropped. Reads the times of earlier ones."""
-        if self._clock is None:
-            self._clock = _clock(self.device)
-        mark = self._clock.start()
-        if mark is None:
-            add(self.probe.forward.dropped)
-        return mark
-
-    def end(self, mark: Any, mode: str, bucket: int | None, phase: str) -> None:
-        """End it; ``mode`` is "" for an eager forward."""
-        forward = self.probe.forward
-        path = "graph" if mode else "eager"
-        assert self._clock is not None
-        self._clock.stop(mark, lambda seconds: forward.time(path, bucket, seconds, phase, mode))
-
-    def cancel(self, mark: Any) -> None:
-        """Give it up: the forward has raised."""
-        if self._clock is not None:
-            self._clock.cancel(mark)
-
     def missed(self) -> None:
         """A step ended and no decision was seen."""
         self.unseen += 1
@@ -165,20 +131,3 @@ def sizes(manager: Any, dispatcher: Any, compilation: Any) -> Buckets | None:
     found = {found.num_tokens for _, group in listed for found in group}
     found = found or set(compilation.cudagraph_capture_sizes or ())
     return Buckets(sorted(found)[:1024]) if found else None
-
-
-def _every() -> int:
-    try:
-        return max(0, int(os.environ.get("GRAPHPROBE_TIMING", EVERY)))
-    except ValueError:
-        return EVERY
-
-
-def _clock(device: str) -> Timer:
-    """Events of the device on whatever stream is current; host time on a CPU. Not to be called while capturing."""
-    import torch
-
-    if device in ("", "cpu"):
-        return ClockTimer()
-    module = torch.get_device_module(device)
-    return EventTimer(lambda: module.Event(enable_timing=True), module.current_stream)

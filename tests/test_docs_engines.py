@@ -21,7 +21,8 @@ from graphprobe.tools.contract import WORDS
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "engines.md").read_text()
 VLLM, OWN = PAGE.partition("\n## Your own engine\n")[::2]
-SOURCES = {path.name: path.read_text() for path in (ROOT / "integrations").glob("graphprobe_vllm*.py")}
+SHARED = [ROOT / "graphprobe" / name for name in ("stopwatch.py", "export/route.py")]
+SOURCES = {path.name: path.read_text() for path in [*(ROOT / "integrations").glob("graphprobe_vllm*.py"), *SHARED]}
 
 
 def table(head: str) -> list[list[str]]:
@@ -42,6 +43,8 @@ def test_every_reason_that_the_integration_can_give_has_a_row() -> None:
     given = {
         FallbackReason[name] for text in SOURCES.values() for name in re.findall(r"FallbackReason\.([A-Z_]+)", text)
     }
+    if any("PATCHES.why(" in text for text in SOURCES.values()):
+        given.add(FallbackReason.UNKNOWN)
     assert {f"`{reason}`" for reason in given} == {row[0] for row in table("reason")}
     aside = " and ".join(f"`{reason}`" for reason in FallbackReason if reason in given and not reason.counted)
     assert {"`disabled`", "`wrong_phase`"} == set(aside.split(" and "))

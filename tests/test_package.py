@@ -24,7 +24,7 @@ FLOORS = (
     {"buckets", "signature", "attributes", "operators", "backends", "staging", "outputs", "watch"},
     {"dispatch"},
     {"feed", "ledger", "snapshot"},
-    {"metrics", "observe"}
+    {"metrics", "observe", "sentinel", "stopwatch"}
     | {"turn", "options", "calls", "routes", "signatures", "recording", "verify", "sampling", "plans", "captures"}
     | {"decisions", "hits", "graphs", "warmup", "graphed"},
     {"export", "tools", "instrument"},
@@ -40,7 +40,7 @@ FLOORS = (
 TORCH = {
     *("backends", "timers", "signature", "attributes", "operators", "staging", "outputs", "watch"),
     *("calls", "routes", "hits", "recording", "verify", "captures", "decisions", "graphs", "warmup", "graphed"),
-    *("tools.account", "tools.stepping", "tools.filled", "tools.reads", "tools.gaps", "demo"),
+    *("stopwatch", "tools.account", "tools.stepping", "tools.filled", "tools.reads", "tools.gaps", "demo"),
 }
 """Where torch may be imported: with anything else a machine without torch can work."""
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from graphprobe import timers
+from graphprobe import stopwatch, timers
 from graphprobe.timers import PAIRS, EventTimer
 from tests.integrations.engine import Device, Engine, forward, rows
 
@@ -46,8 +45,7 @@ class Event:
 def stream(engine: Make, monkeypatch: pytest.MonkeyPatch) -> Stream:
     """The stream of a fake device, which is asked for events as a GPU is."""
     found = Stream()
-    watch = importlib.import_module("graphprobe_vllm_watch")
-    monkeypatch.setattr(watch, "_clock", lambda device: EventTimer(Event, lambda: found))
+    monkeypatch.setattr(stopwatch, "timer", lambda device: EventTimer(Event, lambda: found))
     # The second after which even a single sample is read is over at once.
     monkeypatch.setattr(timers, "LATEST", -1.0)
     return found
@@ -116,8 +114,7 @@ def test_the_seconds_are_those_of_the_forward(engine: Make, runner: str, stream:
 def test_dummy_runs_and_captures_are_not_timed(engine: Make, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An event that is recorded while a graph is captured breaks the capture."""
     monkeypatch.setenv("GRAPHPROBE_TIMING", "1")
-    watch = importlib.import_module("graphprobe_vllm_watch")
-    monkeypatch.setattr(watch, "_clock", lambda device: pytest.fail("a clock was asked for"))
+    monkeypatch.setattr(stopwatch, "timer", lambda device: pytest.fail("a clock was asked for"))
     found = engine(runner, mode="FULL_AND_PIECEWISE").start()
     found.worker.execute_dummy_batch()
     assert samples() == {}
@@ -170,7 +167,7 @@ def test_a_failure_of_the_clock_does_not_reach_the_engine(
 ) -> None:
     """The step is counted, without a time."""
     monkeypatch.setenv("GRAPHPROBE_STRICT", "0")
-    monkeypatch.setattr(importlib.import_module("graphprobe_vllm_watch"), "_clock", lambda device: 1 / 0)
+    monkeypatch.setattr(stopwatch, "timer", lambda device: 1 / 0)
     found = engine(runner).start()
     said()
     for _ in range(70):
