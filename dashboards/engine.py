@@ -19,6 +19,7 @@ from graphprobe.metrics import (
     KV_CAPACITY,
     POOL_BYTES,
     POOL_ESTIMATE,
+    REPLAY_MISMATCHES,
     UNCOVERED_SIZES,
 )
 
@@ -82,7 +83,16 @@ def engine() -> Row:
         [Query(q.over("job, engine", f"1 - {q.select(HOOK_BOUND)}"), "{{job}} {{engine}}", now=True)],
         NONE_IS_GOOD,
     )
-    panels = [(9, full), (15, sizes), (14, start), (7, steps), (3, hooks)]
+    unconfirmed = stat(
+        "Unconfirmed calls",
+        "Graph calls of this range of time in which no graph was launched: the count is wrong, or the engine launches "
+        "by another way than torch. Told where launches are seen, which they are on a GPU.",
+        "none",
+        UNKNOWN,
+        [Query(q.grown("job, forward", REPLAY_MISMATCHES, 'path="graph"'), "{{job}} {{forward}}", now=True)],
+        NONE_IS_GOOD,
+    )
+    panels = [(9, full), (15, sizes), (12, start), (6, steps), (3, hooks), (3, unconfirmed)]
     return Row("Engines with graphs of their own", 8, panels, collapsed=True)
 
 

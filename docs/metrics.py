@@ -30,7 +30,7 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
     ),
     "Captures": (metrics.CAPTURES, metrics.CAPTURE_DURATION, metrics.BUCKET_CAPTURED, metrics.VERIFY_MISMATCHES),
     "Memory": (metrics.POOL_BYTES, metrics.POOL_GROWTH, metrics.POOL_ESTIMATE, metrics.KV_CAPACITY),
-    "Health": (metrics.REPLAYS_SEEN, metrics.HOOK_BOUND, metrics.INTERNAL_ERRORS),
+    "Health": (metrics.REPLAYS_SEEN, metrics.REPLAY_MISMATCHES, metrics.HOOK_BOUND, metrics.INTERNAL_ERRORS),
     "Who it is": (metrics.FORWARD_INFO, metrics.BUILD_INFO),
 }
 
@@ -130,6 +130,7 @@ def example() -> str:
     forward.holders[0].pool_bytes = 3 << 20
     forward.pool_estimate_bytes, forward.kv_capacity_tokens = 4 << 20, 131_072
     forward.uncovered["decode"] = 4
+    forward.unmatched.update(graph=0, eager=0)
     ledger.hooks["vllm", "dispatch"] = True
     ledger.replays_seen = [194]
     registry = CollectorRegistry()

@@ -72,7 +72,7 @@ def log(level: int, message: str, *values: object, error: BaseException | None =
     logging.getLogger("graphprobe").log(level, message, *values, exc_info=error)
 
 
-WARNING, ERROR = 30, 40
+INFO, WARNING, ERROR = 20, 30, 40
 """Levels of logging."""
 
 

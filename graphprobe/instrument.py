@@ -7,10 +7,12 @@ forward pays nothing; each is visible as ``graphprobe_hook_bound``, and all of t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -21,12 +23,11 @@ from typing import Any
 from graphprobe.errors import ERROR, WARNING, ConfigError, DidNotInstrument, internal_error, log
 from graphprobe.ledger import LEDGER, Ledger
 from graphprobe.reasons import FallbackReason
+from graphprobe.sentinel import SENTINEL
 
 INTEGRATIONS = {
     "vllm": "graphprobe_vllm",
     "sglang": "graphprobe_sglang",
-    "nanovllm": "graphprobe_nanovllm",
-    "minisgl": "graphprobe_minisglang",
 }
 """The engines, and the modules that observe them: each has an ``INTEGRATION``."""
 
@@ -73,6 +74,7 @@ class Patches:
 
         self.active = True
         self._failures = 0
+        SENTINEL.place(self.engine)
         for module in dict.fromkeys(hook.module for hook in self._hooks):
             if module in self._told:
                 if module in sys.modules:
@@ -84,6 +86,7 @@ class Patches:
     def remove(self) -> None:
         """Put back what was there. A hook that another tool has wrapped since then stays, and does nothing."""
         self.active = False
+        SENTINEL.remove(self.engine)
         for name, (parent, attribute, ours, original) in list(self._bound.items()):
             if vars(parent).get(attribute) is ours:
                 if original is None:
@@ -154,7 +157,7 @@ class Integration:
 
     engine: str
     patches: Patches
-    oldest: tuple[int, int]
+    oldest: tuple[int, ...]
     tested: tuple[str, str]
     distributions: tuple[str, ...]
     """Names under which it is installed."""
@@ -183,6 +186,24 @@ class Integration:
             raise DidNotInstrument(self.engine, found, self.supported, f"update {self.engine}")
         self.patches.release = f"{self.engine} {found} (tested: {self.tested[0]} to {self.tested[1]})"
         self.patches.place()
+
+    def plugin(self, prepare: Callable[[], None] | None = None) -> None:
+        """What an engine's plugin system calls: nothing unless GRAPHPROBE=1. Never raises, which might end a process.
+
+        ``prepare`` is run before the hooks are placed.
+        """
+        try:
+            asked = os.environ.get("GRAPHPROBE", "")
+            if asked == "1":
+                if prepare is not None:
+                    prepare()
+                self.automatic()
+            elif asked not in ("", "0"):
+                log(WARNING, "GRAPHPROBE=%s is not 1: %s is not observed", asked, self.engine)
+        except Exception as error:
+            # A handler of the log may be what has failed.
+            with contextlib.suppress(Exception):
+                log(ERROR, "%s is not observed, and runs as without graphprobe", self.engine, error=error)
 
     def automatic(self) -> None:
         """The same for an engine that loads us by itself: what is wrong is logged, never raised."""
@@ -229,7 +250,7 @@ def _installed(distribution: str) -> str:
         return ""
 
 
-def _too_old(version: str, oldest: tuple[int, int]) -> bool:
+def _too_old(version: str, oldest: tuple[int, ...]) -> bool:
     # A build from a checkout may call itself 0.1.dev1: it is tried.
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    return numbers is not None and "dev" not in version and (int(numbers[1]), int(numbers[2])) < oldest
+    numbers = re.match(r"\d+(\.\d+)+", version)
+    return numbers is not None and "dev" not in version and tuple(map(int, numbers[0].split("."))) < oldest

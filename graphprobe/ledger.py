@@ -83,6 +83,7 @@ class Forward:
         self.times: dict[tuple[str, str, str, int | None], list[float]] = {}
         self.dropped: Cell = [0]
         self.mismatches: dict[int, int] = {}
+        self.unmatched: dict[str, int] = {}
         self.causes: dict[str, str] = {}
         self.feeds: list[Feed] = []
         self._sizes: set[int] = set()
@@ -155,6 +156,12 @@ class Forward:
         with self._lock:
             self.mismatches[bucket] = self.mismatches.get(bucket, 0) + 1
 
+    def unmatch(self, path: str) -> int:
+        """Count one pass counted on ``path`` that the launches seen beside it do not confirm; how many there are."""
+        with self._lock:
+            self.unmatched[path] = self.unmatched.get(path, 0) + 1
+            return self.unmatched[path]
+
     def explain(self, key: str, text: str, level: int = errors.WARNING) -> None:
         """Keep ``text`` as the cause under ``key`` and log it the first time the key is seen."""
         with self._lock:
@@ -173,6 +180,7 @@ class Forward:
             cell[0] = 0
         for table in (self.captures, self.capture_seconds, self.pool_growth, self.times, self.mismatches, self.causes):
             table.clear()
+        self.unmatched = dict.fromkeys(self.unmatched, 0)
         for holder in self.holders:
             holder.buckets, holder.pool_bytes = frozenset(), 0
 
@@ -222,6 +230,7 @@ class Forward:
             uncovered=self.uncovered.copy(),
             dropped=self.dropped[0],
             mismatches=self.mismatches.copy(),
+            unmatched=self.unmatched.copy(),
             causes=self.causes.copy(),
         )
 

@@ -182,6 +182,13 @@ VERIFY_MISMATCHES = Metric(
     ("forward", "bucket"),
     "Graph results that differed from the eager ones.",
 )
+REPLAY_MISMATCHES = Metric(
+    "graphprobe_replay_mismatches_total",
+    "counter",
+    "{call}",
+    ("forward", "path"),
+    "Calls whose path the independent count of launches does not confirm: graph without one, or eager with one.",
+)
 REPLAYS_SEEN = Metric(
     "graphprobe_replays_seen_total",
     "counter",
@@ -235,6 +242,7 @@ CATALOGUE: tuple[Metric, ...] = (
     KV_CAPACITY,
     UNCOVERED_SIZES,
     VERIFY_MISMATCHES,
+    REPLAY_MISMATCHES,
     REPLAYS_SEEN,
     HOOK_BOUND,
     INTERNAL_ERRORS,
@@ -482,6 +490,8 @@ def _whole_points(forward: ForwardSnapshot) -> Iterator[Point]:
     for metric, value in (*known, (KV_CAPACITY, forward.kv_capacity_tokens)):
         if value is not None:
             yield metric, (), value
+    for path, count in forward.unmatched.items():
+        yield REPLAY_MISMATCHES, (path,), count
     for phase, count in forward.uncovered.items():
         yield UNCOVERED_SIZES, (phase,), count
     buckets = ",".join(map(str, forward.buckets))

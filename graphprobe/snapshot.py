@@ -80,6 +80,7 @@ class ForwardSnapshot:
     uncovered: Mapping[str, int] = field(default_factory=dict)
     dropped: int = 0
     mismatches: Mapping[int, int] = field(default_factory=dict)
+    unmatched: Mapping[str, int] = field(default_factory=dict)
     causes: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -126,6 +127,8 @@ class ForwardSnapshot:
             "capture_outcomes": _counts_since(self.capture_outcomes, earlier.capture_outcomes),
             "dropped": _since(self.dropped, earlier.dropped),
             "mismatches": _counts_since(self.mismatches, earlier.mismatches),
+            # With the zeros: they say that there was somebody to see one.
+            "unmatched": {path: _since(n, earlier.unmatched.get(path, 0)) for path, n in self.unmatched.items()},
         }
         return ForwardSnapshot(**changed)
 

@@ -24,8 +24,9 @@ class Stopwatch:
     def __init__(self, device: str) -> None:
         self._device = device
         self._timer: Timer | None = None
-        every = _every()
-        self._every, self._second = (every, 2 % every) if every else (1, 1)  # 1, 1: never
+        self.every = _every()
+        """One call in so many; 0 where none is timed."""
+        self._every, self._second = (self.every, 2 % self.every) if self.every else (1, 1)  # 1, 1: never
         self._seen: dict[tuple[str, int | None, str], int] = {}
 
     def due(self, mode: str, bucket: int | None, phase: str) -> bool:

@@ -9,10 +9,6 @@ what a runner decided and ``_answers`` why, ``_captures`` and ``_start`` are abo
 
 from __future__ import annotations
 
-import contextlib
-import os
-
-from graphprobe.errors import ERROR, WARNING, log
 from graphprobe.instrument import Hook, Integration, Patches
 
 WORKER = "vllm.v1.worker"
@@ -64,18 +60,8 @@ INTEGRATION = Integration(
 
 
 def register() -> None:
-    """What vLLM calls (entry point ``vllm.general_plugins``). Never raises: it would end the process."""
-    try:
-        asked = os.environ.get("GRAPHPROBE", "")
-        if asked == "1":
-            _show_log()
-            INTEGRATION.automatic()
-        elif asked not in ("", "0"):
-            log(WARNING, "GRAPHPROBE=%s is not 1: vLLM is not observed", asked)
-    except Exception as error:
-        # A handler of the log may be what has failed.
-        with contextlib.suppress(Exception):
-            log(ERROR, "vllm is not observed, and runs as without graphprobe", error=error)
+    """What vLLM calls (entry point ``vllm.general_plugins``)."""
+    INTEGRATION.plugin(_show_log)
 
 
 def _show_log() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from graphprobe.instrument import Function
 from graphprobe.observe import Probe
 from graphprobe.reasons import FallbackReason
+from graphprobe.sentinel import SENTINEL
 from graphprobe_vllm import PATCHES
 from graphprobe_vllm_answers import phase
 from graphprobe_vllm_start import publish
@@ -23,7 +24,9 @@ failed = PATCHES.failed
 class Step:
     """The step that a thread is in."""
 
-    __slots__ = ("bucket", "drafts", "due", "inside", "mode", "phase", "reason", "tokens", "watch")
+    __slots__ = (
+        *("before", "bucket", "drafts", "due", "inside", "launched", "mode", "phase", "reason", "tokens", "watch"),
+    )
 
     def __init__(self) -> None:
         self.watch: Watch | None = None
@@ -39,6 +42,9 @@ class Step:
         self.due = False
         """Whether the forward of this step is to be timed."""
         self.drafts = 0
+        self.launched = SENTINEL.state()
+        self.before = 0
+        """Graph launches of this thread before the forward, or before the step."""
 
     def decided(self, tokens: int, mode: str, bucket: int | None, reason: FallbackReason | None = None) -> None:
         """What the runner will do: replay the graph of a bucket, or run eagerly for a reason."""
@@ -92,6 +98,7 @@ def _enter(now: Step, base: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             publish(watch, base.worker, base)
         now.phase = "decode" if tokens == len(output.num_scheduled_tokens) else phase(output)
         now.tokens, now.due, now.drafts, now.watch, now.inside = 0, False, 0, watch, True
+        now.before = now.launched.count
     except Exception as error:
         failed("step", error)
         return False
@@ -108,10 +115,13 @@ def _leave(now: Step) -> None:
         assert watch is not None
         if not now.tokens:
             watch.missed()
-        elif now.bucket is not None:
+            return
+        if now.bucket is not None:
             watch.graph_call(now.tokens, now.bucket, now.mode, now.phase)
         else:
             call(now, watch.probe, now.phase)
+        if watch.judged and (now.launched.count == now.before) is not (now.bucket is None):
+            SENTINEL.judge(watch.probe.forward, "eager" if now.bucket is None else "graph", now.before)
     except Exception as error:
         failed("count", error)
 
@@ -132,6 +142,8 @@ def forward(original: Function) -> Function:
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         now = LOCAL.step
+        # The graphs of an encoder, which runs before it, are not the forward's.
+        now.before = now.launched.count
         if not now.due or not now.inside:
             return original(*args, **kwargs)
         with Timed(None, now):

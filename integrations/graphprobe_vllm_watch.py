@@ -9,6 +9,7 @@ from typing import Any
 from graphprobe.buckets import Buckets
 from graphprobe.ledger import LEDGER
 from graphprobe.observe import Probe, observe
+from graphprobe.sentinel import SENTINEL
 from graphprobe.stopwatch import Stopwatch
 from graphprobe_vllm import PATCHES
 from graphprobe_vllm_answers import ask_v2, breakable, modes, off, padding
@@ -44,6 +45,8 @@ class Watch:
         buckets = None if self.off else sizes(self.manager, self.dispatcher, config.compilation_config)
         self.probe = self._observe("vllm", buckets, "target")
         self.graph_call = self.probe.graph_call
+        self.judged = SENTINEL.judges(self.probe.forward)
+        """Whether what is counted is held against what was launched."""
         self.probe.forward.phases = ("verify",) if self.tokens_per_request > 1 else ("decode",)
         self._drafter: Probe | None = None
         self.stopwatch = Stopwatch(self.device)

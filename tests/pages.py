@@ -13,6 +13,7 @@ from graphprobe.export.prometheus import Collector
 from graphprobe.ledger import Ledger
 from graphprobe.observe import MODES, observe
 from graphprobe.reasons import FallbackReason
+from graphprobe.sentinel import PATIENCE, SILENT
 from graphprobe.tools.check import findings
 from graphprobe.tools.findings import RULES
 
@@ -40,6 +41,7 @@ def filled(ledger: Ledger, name: str = "decode") -> Ledger:
     forward.captured(4, "ok", 0.5, -8)
     forward.captured(2, "oom", 0.5, None)
     forward.mismatch(4)
+    forward.unmatched.update(graph=2, eager=0)
     forward.holders[0].pool_bytes = 1 << 20
     forward.uncovered["decode"] = 68
     forward.pool_estimate_bytes, forward.kv_capacity_tokens = 5, 6
@@ -120,7 +122,8 @@ def ledgers(draw: st.DrawFn, wide: bool = False) -> Ledger:
     for engine in draw(st.lists(st.sampled_from(["vllm", "sglang", "é"]), unique=True)):
         ledger.hooks[engine, "dispatch"] = draw(st.booleans())
     if draw(st.booleans()):
-        ledger.replays_seen = [draw(st.integers(0, 10**12))]
+        # An engine whose hooks are in place and that launches more is told where it has no call.
+        ledger.replays_seen = [draw(st.integers(0, SILENT - 1 if any(ledger.hooks.values()) else 10**12))]
     return ledger
 
 
@@ -133,6 +136,8 @@ def _count(draw: st.DrawFn, name: str, ledger: Ledger) -> None:
         watched.graph_call(size, bucket, mode=draw(st.sampled_from(MODES)), phase=draw(PHASES))
     for size in draw(st.lists(SIZES, max_size=6)):
         watched.eager_call(size, draw(st.sampled_from(list(FallbackReason))), phase=draw(PHASES))
+    for path in draw(st.sampled_from([(), ("graph", "eager")])):
+        watched.forward.unmatched[path] = draw(st.integers(0, PATIENCE - 1))
     seconds = st.floats(0, 100)
     watched.forward.time("graph", buckets[0], draw(seconds), mode="full")
     watched.forward.time("eager", None, draw(seconds), draw(PHASES))

@@ -12,6 +12,7 @@ import pytest
 from graphprobe.ledger import Ledger
 from graphprobe.observe import observe
 from graphprobe.reasons import FallbackReason
+from graphprobe.sentinel import PATIENCE, SILENT
 from graphprobe.tools.agreement import FASTEST, LATE
 from graphprobe.tools.check import check, findings
 from tests.pages import exposed, ranks, replaced, rules
@@ -192,3 +193,57 @@ def test_of_several_processes_the_least_and_the_most_are_told(tmp_path: Path) ->
     assert (
         "vllm: 10 to 12 steps counted by each of 2 processes, 12 iterations counted by vLLM" in check(str(file)).notes
     )
+
+
+def launching(launches: int | None, calls: int = 0, *, hooked: bool = True, forward: str = "sglang.draft") -> str:
+    """The page of an engine that says nothing of itself, whose graphs were launched so many times."""
+    ledger = Ledger()
+    ledger.hooks["sglang", "forward"] = hooked
+    ledger.replays_seen = None if launches is None else [launches]
+    probe = observe(forward, [4], source="engine", backend="cuda", ledger=ledger)
+    probe.forward.graph_cell(4, 4)[0] += calls
+    return exposed(ledger)
+
+
+def test_an_engine_that_launches_and_is_not_counted_is_told() -> None:
+    """Any engine whose hooks are in place, with both numbers."""
+    (found,) = (one for one in findings(launching(SILENT)) if one.rule == "engine-silent")
+    assert ("warning", "no call of sglang, and 1,024 graph launches were seen") == (found.severity, found.what)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        launching(SILENT - 1),
+        launching(None),
+        launching(SILENT, 1),
+        launching(SILENT, hooked=False),
+    ],
+    ids=["few launches", "launches not seen", "one call", "no hook in place"],
+)
+def test_an_engine_that_may_be_idle_is_not_told(page: str) -> None:
+    """Few launches may be a warm-up; one call of one of its forwards, and it is counted."""
+    assert "engine-silent" not in rules(page)
+
+
+def test_an_engine_without_a_call_reads_no_data(tmp_path: Path) -> None:
+    """That is neither 0 % nor 100 %; the note goes with the first call."""
+    (tmp_path / "page").write_text(launching(5))
+    assert "sglang: no data: its hooks are in place, and no call was counted" in check(tmp_path / "page").notes
+    (tmp_path / "page").write_text(launching(5, 1))
+    assert not [note for note in check(tmp_path / "page").notes if "no data" in note]
+
+
+def mismatched(path: str, calls: int) -> str:
+    ledger = Ledger()
+    forward = observe("sglang", [4], source="engine", backend="cuda", ledger=ledger).forward
+    forward.unmatched[path] = calls
+    return exposed(ledger)
+
+
+def test_graph_calls_that_launched_nothing_are_told() -> None:
+    """From as many on as the log tells; eager calls with a graph inside may be right."""
+    (found,) = (one for one in findings(mismatched("graph", PATIENCE)) if one.rule == "engine-launches")
+    assert ("warning", "16 graph calls of sglang launched nothing") == (found.severity, found.what)
+    for page in (mismatched("graph", PATIENCE - 1), mismatched("eager", 900)):
+        assert "engine-launches" not in rules(page)

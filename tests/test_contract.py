@@ -568,6 +568,11 @@ VIOLATIONS: dict[str, Spoil] = {
     "hook": lambda page: (page + 'graphprobe_hook_bound{engine="x",hook="y"} 0\n', TEXT, None),
     "internal-error": lambda page: (page + 'graphprobe_internal_errors_total{where="x"} 1\n', TEXT, None),
     "engine-silent": lambda page: (page + 'graphprobe_graph_calls_total{forward="vllm"} 0\n' + ITERATIONS, TEXT, None),
+    "engine-launches": lambda page: (
+        page + 'graphprobe_replay_mismatches_total{forward="x",path="graph"} 16\n',
+        TEXT,
+        None,
+    ),
     "engine-steps": lambda page: (page + 'graphprobe_graph_calls_total{forward="vllm"} 1\n' + ITERATIONS, TEXT, None),
     "fell": lambda page: (page, TEXT, replaced(r"(^graphprobe_graph_calls_total\{.*) .*$", r"\1 1e15", page, 1)),
     "gone": lambda page: (page, TEXT, page + 'graphprobe_internal_errors_total{where="x"} 0\n'),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import runpy
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 import graphprobe
-import graphprobe_vllm
+from graphprobe.instrument import INTEGRATIONS
 from graphprobe.ledger import LEDGER, Ledger
 from graphprobe.observe import observe
 from graphprobe.reasons import FallbackReason
@@ -20,56 +21,85 @@ from graphprobe.tools.contract import WORDS
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "engines.md").read_text()
-VLLM, OWN = PAGE.partition("\n## Your own engine\n")[::2]
+OWN = PAGE.partition("\n## Your own engine\n")[2]
 SHARED = [ROOT / "graphprobe" / name for name in ("stopwatch.py", "export/route.py")]
-SOURCES = {path.name: path.read_text() for path in [*(ROOT / "integrations").glob("graphprobe_vllm*.py"), *SHARED]}
 
 
-def table(head: str) -> list[list[str]]:
-    """The rows of the table whose first heading is ``head``."""
-    found = re.search(rf"^\| {head} \|.*\n\|[-| ]+\|\n((?:\|.*\n)+)", PAGE, re.M)
-    assert found is not None, head
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in found[1].splitlines()]
+class Section:
+    """What the page says of an engine, and its integration."""
+
+    def __init__(self, title: str, module: str) -> None:
+        self.text = PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+        self.module = importlib.import_module(module)
+        paths = [*(ROOT / "integrations").glob(f"{module}*.py"), *SHARED]
+        self.sources = {path.name: path.read_text() for path in paths}
+
+    def table(self, head: str) -> list[list[str]]:
+        """The rows of the table whose first heading is ``head``."""
+        found = re.search(rf"^\| {head} \|.*\n\|[-| ]+\|\n((?:\|.*\n)+)", self.text, re.M)
+        assert found is not None, head
+        return [[cell.strip() for cell in line.strip("|").split("|")] for line in found[1].splitlines()]
+
+    @property
+    def reasons(self) -> set[FallbackReason]:
+        """Those that its sources name."""
+        found = {name for text in self.sources.values() for name in re.findall(r"FallbackReason\.([A-Z_]+)", text)}
+        unknown = {"UNKNOWN"} if any("PATCHES.why(" in text for text in self.sources.values()) else set()
+        return {FallbackReason[name] for name in found | unknown}
 
 
-def test_every_hook_has_a_row() -> None:
+ENGINES = {
+    title: Section(title, module) for title, module in (("vLLM", "graphprobe_vllm"), ("SGLang", "graphprobe_sglang"))
+}
+
+
+@pytest.fixture(params=ENGINES)
+def section(request: pytest.FixtureRequest) -> Section:
+    """Each engine of the page."""
+    return ENGINES[request.param]
+
+
+def test_every_integration_has_a_section() -> None:
+    """And none that is no integration."""
+    assert set(INTEGRATIONS.values()) == {section.module.__name__ for section in ENGINES.values()}
+
+
+def test_every_hook_has_a_row(section: Section) -> None:
     """In the order of the code, with the place that is wrapped."""
-    expected = [(f"`{hook.name}`", f"`{hook.attribute}`") for hook in graphprobe_vllm.HOOKS]
-    assert expected == [(name, place) for name, place, _ in table("hook")]
+    expected = [(f"`{hook.name}`", f"`{hook.attribute}`") for hook in section.module.HOOKS]
+    assert expected == [(name, place) for name, place, _ in section.table("hook")]
 
 
-def test_every_reason_that_the_integration_can_give_has_a_row() -> None:
+def test_every_reason_that_the_integration_can_give_has_a_row(section: Section) -> None:
     """And no other; the page says which of them do not count."""
-    given = {
-        FallbackReason[name] for text in SOURCES.values() for name in re.findall(r"FallbackReason\.([A-Z_]+)", text)
-    }
-    if any("PATCHES.why(" in text for text in SOURCES.values()):
-        given.add(FallbackReason.UNKNOWN)
-    assert {f"`{reason}`" for reason in given} == {row[0] for row in table("reason")}
-    aside = " and ".join(f"`{reason}`" for reason in FallbackReason if reason in given and not reason.counted)
-    assert {"`disabled`", "`wrong_phase`"} == set(aside.split(" and "))
-    assert "`disabled` and `wrong_phase` do not count in the hit rate" in PAGE
+    given = section.reasons
+    assert {f"`{reason}`" for reason in given} == {row[0] for row in section.table("reason")}
+    aside = {f"`{reason}`" for reason in given if not reason.counted}
+    (told,) = re.findall(r"^(.*) do(?:es)? not count in the hit rate", section.text, re.M)
+    assert aside == set(re.findall(r"`\w+`", told))
 
 
-def test_phases_and_modes_are_words_of_the_contract() -> None:
-    """All of them: vLLM has every one."""
+def test_phases_and_modes_are_words_of_the_contract(section: Section) -> None:
+    """All of them are on the page of vLLM, which has every one."""
     for label in ("phase", "mode"):
-        named = {word for row in table(label) for word in re.findall(r"`(\w+)`", row[0])}
-        assert set(WORDS[label]) == named
+        named = {word for row in section.table(label) for word in re.findall(r"`(\w+)`", row[0])}
+        assert named <= set(WORDS[label])
+        assert section is not ENGINES["vLLM"] or named == set(WORDS[label])
 
 
-def test_versions_are_those_of_the_integration() -> None:
+def test_versions_are_those_of_the_integration(section: Section) -> None:
     """The tested range, and what is tried."""
-    integration = graphprobe_vllm.INTEGRATION
-    oldest = ".".join(map(str, integration.oldest))
-    tested = " to ".join(integration.tested)
-    assert f"Tested with vLLM {tested}, both runners; tried from {oldest} on." in PAGE
+    integration = section.module.INTEGRATION
+    assert f"Tested with {' to '.join(integration.tested)}" in section.text
+    assert ".".join(map(str, integration.oldest)) in section.text
 
 
-def test_every_variable_of_the_integration_is_explained() -> None:
+def test_every_variable_of_the_integration_is_explained(section: Section) -> None:
     """Those that it reads, and no others of ours."""
-    read = {name for text in SOURCES.values() for name in re.findall(r'"((?:GRAPHPROBE|PROMETHEUS)[A-Z_]*)"', text)}
-    assert read - {"GRAPHPROBE_LABELS"} == set(re.findall(r"\b(?:GRAPHPROBE|PROMETHEUS)[A-Z_]*\b", VLLM))
+    read = {
+        name for text in section.sources.values() for name in re.findall(r'"((?:GRAPHPROBE|PROMETHEUS)[A-Z_]*)"', text)
+    }
+    assert read - {"GRAPHPROBE_LABELS"} <= {*re.findall(r"\b(?:GRAPHPROBE|PROMETHEUS)[A-Z_]*\b", PAGE)}
 
 
 @pytest.mark.parametrize("width", [4])
@@ -131,6 +161,28 @@ def test_the_engine_of_the_page_counts_what_it_does(example: dict[str, Any]) -> 
     assert {"decode": 2} == found.uncovered
     reasons = {(row.batch_size, str(row.reason)) for row in found.rows if row.reason}
     assert {(5, "batch_too_large"), (9, "wrong_phase")} == reasons
+
+
+@pytest.mark.parametrize(("pad", "hits", "rate"), [(False, 2609, 0.614), (True, 4250, 1.0)])
+def test_the_published_workload_on_exact_sizes_and_padded(
+    example: dict[str, Any], pad: bool, hits: int, rate: float
+) -> None:
+    """2,609 calls of captured sizes and 1,641 of three requests, on an engine with {1, 2, 4, 8, 16}."""
+
+    def model(batch: list[Any]) -> list[Any]:
+        return batch
+
+    traffic = {1: 1000, 2: 800, 4: 500, 8: 200, 16: 109, 3: 1641}
+    assert (2609, 4250) == (sum(traffic.values()) - traffic[3], sum(traffic.values()))
+    runner = example["Runner"](model, dict.fromkeys((1, 2, 4, 8, 16), model), 16, pad)
+    for size, calls in traffic.items():
+        for _ in range(calls):
+            assert [*range(size)] == runner.step([*range(size)])
+    found = runner.probe.snapshot()
+    assert (hits, rate) == (found.graph_calls, round(found.hit_rate, 3))
+    misses = {} if pad else {(3, "no_exact_bucket"): 1641}
+    assert misses == {(row.batch_size, str(row.reason)): row.calls for row in found.rows if row.reason}
+    assert (0 if pad else 11) == found.uncovered["decode"]
 
 
 def test_the_example_is_as_short_as_it_says() -> None:

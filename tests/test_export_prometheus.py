@@ -55,6 +55,7 @@ def busy(ledger: Ledger, name: str = "decode") -> Ledger:
     forward.captured(4, "ok", 0.5, -8)
     forward.captured(8, "oom", 0.5, None)
     forward.mismatch(4)
+    forward.unmatched.update(graph=2, eager=0)
     forward.holders[0].pool_bytes = 1 << 20
     forward.pool_estimate_bytes, forward.kv_capacity_tokens = 5, 6
     ledger.hooks["vllm", "dispatch"] = True

@@ -189,3 +189,11 @@ def test_a_snapshot_bears_new_rows_in_the_middle_of_it(ledger: Ledger) -> None:
         gc.set_threshold(*before)
         gc.callbacks.remove(count)
     assert 10 < next(sizes)
+
+
+def test_forget_keeps_who_is_judged(ledger: Ledger) -> None:
+    """In a forked child mismatches start from 0, and are told on as such."""
+    forward = ledger.forward("sglang")
+    assert [forward.unmatch("graph"), forward.unmatch("graph")] == [1, 2]
+    forward.forget()
+    assert forward.snapshot().unmatched == {"graph": 0}

@@ -47,6 +47,7 @@ graphprobe_graph_pool_estimate_bytes gauge forward
 graphprobe_kv_capacity_tokens gauge forward
 graphprobe_uncovered_sizes gauge forward phase
 graphprobe_verify_mismatches_total counter forward bucket
+graphprobe_replay_mismatches_total counter forward path
 graphprobe_replays_seen_total counter
 graphprobe_hook_bound gauge engine hook
 graphprobe_internal_errors_total counter where
@@ -199,6 +200,7 @@ def test_known_gauges(ledger: Ledger) -> None:
     forward.uncovered["decode"] = 3
     ledger.hooks["vllm", "dispatch"] = False
     ledger.replays_seen = [9]
+    forward.unmatched.update(graph=2, eager=0)
     found = samples(ledger.snapshot())
     assert series(found, "graphprobe_graph_pool_bytes") == {("decode",): 0}
     assert series(found, "graphprobe_graph_pool_estimate_bytes") == {("decode",): 5}
@@ -206,6 +208,7 @@ def test_known_gauges(ledger: Ledger) -> None:
     assert series(found, "graphprobe_uncovered_sizes") == {("decode", "decode"): 3}
     assert series(found, "graphprobe_hook_bound") == {("vllm", "dispatch"): 0}
     assert series(found, "graphprobe_replays_seen_total") == {(): 9}
+    assert series(found, "graphprobe_replay_mismatches_total") == {("decode", "graph"): 2, ("decode", "eager"): 0}
 
 
 def test_captures(ledger: Ledger) -> None:

@@ -44,10 +44,10 @@ TORCH = {
 }
 """Where torch may be imported: with anything else a machine without torch can work."""
 
-PLAIN = set().union(*FLOORS[:5]) - {"warmup"}
+PLAIN = set().union(*FLOORS[:5]) - {"warmup", "sentinel"}
 """What a forward passes through: beside torch it imports nothing but the standard library.
 
-Warm-up is ahead of traffic, and shows its progress.
+Warm-up is ahead of traffic, and shows its progress; the sentinel is placed ahead of it, and waits for torch with wrapt.
 """
 
 KNOWN = ["graphed imports graphprobe.export.prometheus.register"]

@@ -61,6 +61,8 @@ def small(draw: st.DrawFn) -> Ledger:
             outcome = draw(st.sampled_from(["ok", "error", "oom"]))
             probe.forward.captured(bucket, outcome, draw(st.floats(0, 100)), draw(st.integers(-(10**9), 10**9)))
             probe.forward.mismatch(bucket)
+        for path in draw(st.sampled_from([(), ("graph", "eager")])):
+            probe.forward.unmatched[path] = draw(st.integers(0, 10**9))
         probe.forward.kv_capacity_tokens = draw(st.none() | st.integers(0, 10**9))
         probe.forward.role = draw(st.sampled_from(["", "draft"]))
     ledger.hooks["vllm", "dispatch"] = draw(st.booleans())

@@ -42,6 +42,7 @@ forwards = st.builds(
     uncovered=st.dictionaries(words, counts, max_size=3),
     dropped=counts,
     mismatches=st.dictionaries(sizes, counts, max_size=3),
+    unmatched=st.dictionaries(st.sampled_from(["graph", "eager"]), counts),
     causes=st.dictionaries(words, words, max_size=3),
 )
 snapshots = st.builds(
@@ -201,3 +202,11 @@ def test_frozen() -> None:
     """A snapshot cannot be changed."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         Snapshot().replays_seen = 3  # type: ignore[misc]
+
+
+def test_window_of_unmatched_calls() -> None:
+    """The zeros stay: where nobody looks there is no entry at all."""
+    earlier = ForwardSnapshot("d", unmatched={"graph": 3, "eager": 2})
+    window = ForwardSnapshot("d", unmatched={"graph": 5, "eager": 2}) - earlier
+    assert window.unmatched == {"graph": 2, "eager": 0}
+    assert (ForwardSnapshot("d") - earlier).unmatched == {}

@@ -213,3 +213,25 @@ def test_graphs_that_are_switched_off_are_no_unknown_buckets() -> None:
         for rows in ((off,), (off, eager(4, "unknown", 1)))
     ]
     assert told == ["a (in rows; buckets none: graphs are switched off)", "a (in rows; buckets unknown)"]
+
+
+def test_an_engine_without_a_call_reads_no_data(ledger: Ledger) -> None:
+    """With hooks and no forward, and with a forward that counted nothing; never 0 % or 100 %."""
+    ledger.hooks["sglang", "forward"], ledger.hooks["sglang", "draft"] = True, False
+    text = table(ledger.snapshot())
+    assert text.startswith("sglang: no data: 1 of 2 hooks are in place, and no call was counted\n")
+    assert "no forward yet" not in text
+    probe = observe("sglang.draft", [4], source="engine", ledger=ledger)
+    assert "hit rate: no data (no call was counted)" in table(ledger.snapshot())
+    assert "sglang: no data" not in table(ledger.snapshot())
+    probe.graph_call(4, 4)
+    assert "no data" not in table(ledger.snapshot())
+
+
+def test_calls_that_launches_do_not_confirm(ledger: Ledger) -> None:
+    """A line for each path that has any."""
+    probe = observe("sglang", [4], source="engine", ledger=ledger)
+    probe.forward.unmatched.update(graph=1234, eager=0)
+    assert table(ledger.snapshot()).endswith(
+        "sglang: 1,234 graph calls are not confirmed by the graph launches that were seen\n"
+    )

@@ -1,8 +1,10 @@
-"""Whether the steps that we counted of vLLM are those that it counted itself.
+"""Whether the steps that we counted of an engine are those that it counted itself, or launched.
 
-The two never agree to the last step. vLLM counts an iteration where its answers arrive: none for a part of a long
-prompt, none for the step after a request's last token, and one in each API server that has a request in it. We count
-where the step runs, and write that down every two seconds. So only what none of this explains is told.
+vLLM's count and ours never agree to the last step. It counts an iteration where its answers arrive: none for a part of
+a long prompt, none for the step after a request's last token, and one in each API server that has a request in it. We
+count where the step runs, and write that down every two seconds. So only what none of this explains is told.
+
+Of any engine the launches of graphs tell whether it runs and is not counted.
 """
 
 from __future__ import annotations
@@ -12,10 +14,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from graphprobe import metrics
+from graphprobe.sentinel import PATIENCE
+from graphprobe.sentinel import SILENT as LAUNCHES
 from graphprobe.tools import vllm
 from graphprobe.tools.exposition import Page
 from graphprobe.tools.findings import Findings, short
 from graphprobe.tools.series import Process, Series
+from graphprobe.tools.table import belongs
 
 LATE = 3.0
 """Seconds after which a count is on the page: those between two writings, and one more."""
@@ -34,6 +39,7 @@ EXPLAINED = (
 )
 FEWER = f"{EXPLAINED}; else a hook misses steps: see graphprobe_hook_bound and the engine's log"
 MORE = "steps are counted twice, or dummy steps are: see the engine's log, and tell graphprobe's authors the version"
+UNCONFIRMED = "the count is wrong, or the engine launches by another way than torch's CUDAGraph.replay: see its log"
 SILENT = "a hook is not called: is this version supported, and does its log say which runner it uses?"
 
 
@@ -63,6 +69,8 @@ def counted(page: Page, series: list[Series]) -> Counted:
 def told(series: list[Series], now: Counted) -> Iterator[str]:
     """What a reader wants to see although nothing is wrong with it: the hooks, and both counts of steps."""
     hooks = [one for one in series if one.metric is metrics.HOOK_BOUND]
+    for process, engine in sorted(_silent(series)):
+        yield f"{engine}: no data{_of(process)}: its hooks are in place, and no call was counted"
     for engine in sorted({one.labels["engine"] for one in hooks}):
         names = {one.labels["hook"] for one in hooks if one.labels["engine"] == engine}
         missing = {one.labels["hook"] for one in hooks if one.labels["engine"] == engine and not one.value}
@@ -72,6 +80,31 @@ def told(series: list[Series], now: Counted) -> Iterator[str]:
         span = f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
         each = "" if len(now.ours) == 1 else f" by each of {len(now.ours)} processes"
         yield f"{vllm.FORWARD}: {span} steps counted{each}, {now.iterations:,.0f} iterations counted by vLLM"
+
+
+def look_at_launches(series: list[Series], found: Findings) -> None:
+    """What the independent count of launches says of engines: that one is silent, or that its hits are none."""
+    launches = {one.process: one.value for one in series if one.metric is metrics.REPLAYS_SEEN}
+    for process, engine in sorted(_silent(series)):
+        if launches.get(process, 0) >= LAUNCHES:
+            what = f"no call of {short(engine)}{_of(process)}, and {launches[process]:,.0f} graph launches were seen"
+            found.add("engine-silent", metrics.GRAPH_CALLS.name, what, SILENT)
+    for one in series:
+        if one.metric is metrics.REPLAY_MISMATCHES and one.of("path") == ("graph",) and one.value >= PATIENCE:
+            what = f"{one.value:,.0f} graph calls of {short(one.labels['forward'])}{_of(one.process)} launched nothing"
+            found.add("engine-launches", one.metric.name, what, UNCONFIRMED)
+
+
+def _silent(series: list[Series]) -> set[tuple[Process, str]]:
+    """Engines that have a hook in place in a process, and no call there."""
+    hooked = {(o.process, o.labels["engine"]) for o in series if o.metric is metrics.HOOK_BOUND and o.value}
+    calls = [one for one in series if one.metric in (metrics.GRAPH_CALLS, metrics.EAGER_CALLS) and one.value]
+    called = {(one.process, one.labels["forward"]) for one in calls}
+    return {
+        (process, engine)
+        for process, engine in hooked
+        if not any(process == other and belongs(forward, engine) for other, forward in called)
+    }
 
 
 def look_at_steps(first: Counted, last: Counted, seconds: float, found: Findings) -> None:

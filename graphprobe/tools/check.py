@@ -20,7 +20,7 @@ from urllib.parse import urlunsplit
 from graphprobe import metrics
 from graphprobe.errors import ConfigError, SourceError
 from graphprobe.tools import exposition, sources
-from graphprobe.tools.agreement import Counted, counted, look_at_steps, told
+from graphprobe.tools.agreement import Counted, counted, look_at_launches, look_at_steps, told
 from graphprobe.tools.contract import examine
 from graphprobe.tools.exposition import Page
 from graphprobe.tools.fetch import fetch, seconds
@@ -158,6 +158,7 @@ def _checked(
         compare(once, series, found)
         before = counted(old, once)
     look_at_steps(before, now, pause, found)
+    look_at_launches(series, found)
     return series, now
 
 

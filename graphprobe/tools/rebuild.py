@@ -156,6 +156,7 @@ class _Forward:
             uncovered={phase: round(value) for (phase,), value in self.values[metrics.UNCOVERED_SIZES].items()},
             dropped=self._only(metrics.SAMPLES_DROPPED) or 0,
             mismatches={b: round(n) for b, n in self._by_bucket(metrics.VERIFY_MISMATCHES).items() if round(n)},
+            unmatched={path: round(n) for (path,), n in self.values[metrics.REPLAY_MISMATCHES].items()},
         )
 
     def _info(self) -> Labels:

@@ -36,9 +36,25 @@ def table(snapshot: Snapshot | None = None, *, width: int = WIDTH) -> str:
     """
     shown = LEDGER.snapshot() if snapshot is None else snapshot
     parts = [_rendered(forward, width) for forward in shown.forwards.values()]
+    parts += [f"{literal(engine)}: {silence}\n" for engine, silence in silent(shown).items()]
     if not parts:
         parts = ["no forward yet: decorate one with @graphprobe.capture(...), or call graphprobe.observe(...)\n"]
     return "\n".join([*parts, *_warnings(shown)])
+
+
+def silent(snapshot: Snapshot) -> dict[str, str]:
+    """What to say of each engine that has hooks here and no forward: a share of nothing is neither 0 % nor 100 %."""
+    found = {}
+    for engine in dict.fromkeys(engine for engine, _ in snapshot.hooks):
+        bound = [is_bound for (of, _), is_bound in snapshot.hooks.items() if of == engine]
+        if not any(belongs(name, engine) for name in snapshot.forwards):
+            found[engine] = f"no data: {sum(bound)} of {len(bound)} hooks are in place, and no call was counted"
+    return found
+
+
+def belongs(forward: str, engine: str) -> bool:
+    """Whether a forward is one of an engine, after which it is named: ``sglang``, ``sglang.draft``."""
+    return forward == engine or forward.startswith(f"{engine}.")
 
 
 def literal(text: str) -> str:
@@ -59,6 +75,8 @@ def hit_line(forward: ForwardSnapshot) -> str:
     counted = sum(row.calls for row in forward.rows if row.reason is not None and row.reason.counted)
     rate = forward.hit_rate
     aside = f", {eager - counted:,} not counted" if eager > counted else ""
+    if rate is None and not forward.rows and forward.source == "engine":
+        return "hit rate: no data (no call was counted)"
     if rate is None:
         return "hit rate: no traffic" + (f" that counts ({eager:,} eager calls that do not)" if eager else "")
     return f"hit rate: {percent(rate)} ({graph:,} graph, {counted:,} eager{aside}){_without_prefill(forward)}"
@@ -176,5 +194,11 @@ def _warnings(snapshot: Snapshot) -> list[str]:
         f"{literal(engine)}: hook {literal(hook)} is not bound, its calls are not seen"
         for (engine, hook), bound in snapshot.hooks.items()
         if not bound
+    ]
+    lines += [
+        f"{literal(forward.name)}: {n:,} {path} calls are not confirmed by the graph launches that were seen"
+        for forward in snapshot.forwards.values()
+        for path, n in forward.unmatched.items()
+        if n
     ]
     return [line + "\n" for line in lines]

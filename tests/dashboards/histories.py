@@ -112,6 +112,7 @@ def rank(good: bool) -> Engine:
         target.forward.kv_capacity_tokens, target.forward.pool_estimate_bytes = 400_000, 900 << 20
         ledger.hooks["vllm", "dispatch"], ledger.hooks["vllm", "drafter"] = True, False
         ledger.replays_seen = [0]
+        target.forward.unmatched.update(graph=0, eager=0)
 
         def step(index: int) -> None:
             graph(target, 70, 72, 10, 0.02, "piecewise")
@@ -127,6 +128,7 @@ def rank(good: bool) -> Engine:
                 # No zero was there before: an engine's own failures are not known ahead.
                 target.forward.captured(128, "oom", 0.1, None)
                 target.forward.mismatch(72)
+                target.forward.unmatch("graph")
 
         return step
 

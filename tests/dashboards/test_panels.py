@@ -7,7 +7,7 @@ import pytest
 from tests.dashboards.pages import PAGES, PANELS, TARGETS, variables
 from tests.dashboards.served import Served, asked, everything, one, options
 
-ENGINE = "ranks", "hooks", "estimate"
+ENGINE = "ranks", "hooks", "launches", "estimate"
 CAPTURE = "captures", "captured and unused"
 LACKS = {
     "healthy": {*ENGINE, "unused buckets", "captured and unused", "alerts"},
@@ -86,7 +86,8 @@ NEEDS = {
         "tuning: What to drop: captured, never used, C",
     ),
     "ranks": ("overview: Rank skew, A",),
-    "hooks": ("overview: Hooks into engines, A", "overview: Hooks missing, A", "overview: Graph launches, A"),
+    "hooks": ("overview: Hooks into engines, A", "overview: Hooks missing, A"),
+    "launches": ("overview: Graph launches, A", "overview: Unconfirmed calls, A"),
     "rules": ("overview: Alerts firing, A",),
     "alerts": ("overview: Alerts that fire, A",),
 }

@@ -1,0 +1,179 @@
+"""SGLang's captures: what each graph cost, the compilation before it apart, and what is said once all are made."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Any
+
+from graphprobe.errors import INFO
+from graphprobe.instrument import Function
+from graphprobe.ledger import Forward
+from graphprobe.stopwatch import free_bytes
+from graphprobe_sglang import PATCHES
+from graphprobe_sglang_watch import Watch, watch_of
+
+failed = PATCHES.failed
+
+JIT = 5.0
+"""Seconds of warm-up before captures from which on they are told: kernels were compiled in them."""
+
+
+class Capturing(threading.local):
+    """The captures that this thread is in."""
+
+    depth = 0
+    books: Books | None = None
+
+
+CAPTURING = Capturing()
+
+
+class Books:
+    """What the graphs of one runner of SGLang's have cost: a size may have several, for variants of a pass."""
+
+    def __init__(self, forward: Forward) -> None:
+        self.forward = forward
+        self.warmup = 0.0
+        self.began = time.perf_counter()
+        self.free = free_bytes()
+        self._seconds: dict[int, float] = {}
+        self._bytes: dict[int, int] = {}
+
+    def captured(self, bucket: int, outcome: str, seconds: float, growth: int | None) -> None:
+        """One graph is made, or was tried."""
+        self._seconds[bucket] = self._seconds.get(bucket, 0.0) + seconds
+        if growth is not None:
+            self._bytes[bucket] = self._bytes.get(bucket, 0) + growth
+        self.forward.captured(bucket, outcome, self._seconds[bucket], self._bytes.get(bucket))
+
+    def close(self) -> None:
+        """All of them are made."""
+        free = free_bytes()
+        if self._seconds and free is not None and self.free is not None:
+            holder = self.forward.holders[0] if self.forward.holders else self.forward.holder()
+            taken = self.free - free
+            # From the device's free memory: below 0 where another process gave some back meanwhile.
+            holder.pool_bytes = None if taken < 0 else taken + (holder.pool_bytes or 0)
+        if self.warmup >= JIT:
+            whole, captures = time.perf_counter() - self.began, sum(self._seconds.values())
+            text = (
+                f"of {whole:.1f} s for {len(self._seconds)} sizes of graphs, captures took {captures:.1f} s and the "
+                f"passes before them {self.warmup:.1f} s: kernels are compiled in them, and kept for the next start"
+            )
+            self.forward.explain(f"compiled/{self.forward.name}", text, INFO)
+
+
+def capture(original: Function) -> Function:
+    """Around the captures of a runner of SGLang's. Passes inside are no calls."""
+
+    def capture(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        outer, CAPTURING.books = CAPTURING.books, _open(graph)
+        CAPTURING.depth += 1
+        try:
+            result = original(graph, *args, **kwargs)
+        finally:
+            CAPTURING.depth -= 1
+            books, CAPTURING.books = CAPTURING.books, outer
+        _close(graph, books)
+        return result
+
+    return capture
+
+
+def _open(graph: Any) -> Books | None:
+    try:
+        if not PATCHES.active:
+            return None
+        watch = watch_of(graph.model_runner)
+        return Books((watch.prefill if _tokens(graph) else watch.probe).forward)
+    except Exception as error:
+        failed("capture", error)
+        return None
+
+
+def _close(graph: Any, books: Books | None) -> None:
+    try:
+        if books is not None:
+            books.close()
+            watch = watch_of(graph.model_runner)
+            watch.usual.clear()
+            _keep(watch, graph)
+    except Exception as error:
+        failed("capture", error)
+
+
+def _keep(watch: Watch, graph: Any) -> None:
+    """A drafter's own graphs belong to its worker, where nobody else finds them."""
+    if watch.drafts and not _tokens(graph):
+        watch.keep("draft_extend" if "Extend" in type(graph).__name__ else "draft", graph)
+
+
+def capturing() -> bool:
+    """Whether this thread is in captures or in what warms up for them; before 0.5.14 SGLang itself must be asked."""
+    if CAPTURING.depth:
+        return True
+    asked = getattr(sys.modules.get("sglang.srt.model_executor.cuda_graph_runner"), "get_is_capture_mode", None)
+    return bool(asked is not None and asked())
+
+
+def _tokens(graph: Any) -> bool:
+    return getattr(graph, "capture_bs", None) is None
+
+
+def bucket(original: Function) -> Function:
+    """Around one capture: SGLang calls the forward twice to warm up, and once under capture."""
+
+    def capture_one(backend: Any, shape_key: Any, forward_fn: Function, *args: Any, **kwargs: Any) -> Any:
+        books = CAPTURING.books
+        if books is None:
+            return original(backend, shape_key, forward_fn, *args, **kwargs)
+        began, free = time.perf_counter(), free_bytes()
+        last = [began]
+
+        def called(*given: Any, **named: Any) -> Any:
+            last[0] = time.perf_counter()
+            return forward_fn(*given, **named)
+
+        try:
+            result = original(backend, shape_key, called, *args, **kwargs)
+        except BaseException as error:
+            outcome = "oom" if "OutOfMemory" in type(error).__name__ else "error"
+            _captured(books, shape_key, outcome, last[0], None)
+            raise
+        books.warmup += last[0] - began
+        _captured(books, shape_key, "ok", last[0], free)
+        return result
+
+    return capture_one
+
+
+def _captured(books: Books, key: Any, outcome: str, began: float, free: int | None) -> None:
+    try:
+        now = free_bytes()
+        growth = None if free is None or now is None else free - now
+        books.captured(_size(key), outcome, time.perf_counter() - began, growth)
+    except Exception as error:
+        failed("bucket", error)
+
+
+def _size(key: Any) -> int:
+    """The size in a key: until 0.5.14 a number, or text with a stream in front of it."""
+    found = getattr(key, "size", key)
+    return int(found.rpartition("_")[2]) if isinstance(found, str) else int(found)
+
+
+def start(original: Function) -> Function:
+    """Around the call that makes all graphs of a model runner."""
+
+    def init_graphs(runner: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(runner, *args, **kwargs)
+        try:
+            if PATCHES.active:
+                watch_of(runner).captured()
+        except Exception as error:
+            failed("start", error)
+        return result
+
+    return init_graphs

@@ -1,0 +1,235 @@
+"""The handlers around SGLang's passes: each call of a model runner outside of captures is one, but for idle ranks."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from graphprobe.instrument import Function
+from graphprobe.observe import Probe
+from graphprobe.reasons import FallbackReason
+from graphprobe.sentinel import SENTINEL
+from graphprobe_sglang import PATCHES
+from graphprobe_sglang_captures import capturing
+from graphprobe_sglang_reasons import reason_decode, reason_draft, reason_prefill
+from graphprobe_sglang_watch import KEY, Graphs, Usual, Watch, graph_runners, missed, watch_of
+
+UNSEEN = 16
+"""Batches without a pass, after which there is a warning."""
+
+SIZED = "prefill"
+"""The family of passes whose size is a number of tokens."""
+
+KINDS = {
+    "DECODE": ("decode", "decode"),
+    "DLLM_EXTEND": ("decode", "decode"),
+    "TARGET_VERIFY": ("decode", "verify"),
+    "DRAFT_EXTEND": ("decode", "draft_extend"),
+    "DRAFT_EXTEND_V2": ("decode", "draft_extend"),
+    "EXTEND": (SIZED, "prefill"),
+    "SPLIT_PREFILL": (SIZED, "prefill"),
+    "MIXED": (SIZED, "mixed"),
+}
+"""SGLang's modes of a pass in our words: which graphs are for it, and the phase. An idle rank's is none."""
+
+failed = PATCHES.failed
+
+
+class Local(threading.local):
+    """What this thread is in."""
+
+    refused: FallbackReason | None = None
+    """Why the graphs of prefill have just been refused."""
+    allowed = False
+    """Whether they have just been allowed."""
+    round = False
+    """Whether it drafts eagerly, in as many passes as there are steps."""
+
+
+LOCAL = Local()
+BATCHES = [0]
+"""Batches of this process before its first pass; negative from then on."""
+
+
+class Pass:
+    """One pass before it runs: what is known of it then. The batch is padded in place on the way."""
+
+    __slots__ = ("before", "family", "mark", "mode", "phase", "size", "watch")
+
+    def __init__(self, watch: Watch, mode: str, family: str, phase: str, size: int) -> None:
+        self.watch, self.mode, self.family, self.phase, self.size = watch, mode, family, phase, size
+        self.mark: Any = None
+        self.before = SENTINEL.launches()
+
+    def time(self, *, now: bool = False) -> None:
+        """Time it where it is its turn, or ``now``."""
+        watch = self.watch
+        # What a pass will be is not known yet; of prefill there are too many sizes to wait for a second one of each.
+        if now or watch.stopwatch.due("", self.size.bit_length() if self.family == SIZED else self.size, self.phase):
+            self.mark = watch.stopwatch.begin(watch.probe.forward)
+
+    def ended(self, probe: Probe, bucket: int | None, mode: str, reason: FallbackReason | None) -> None:
+        """It has run: in the graph of a bucket, or eagerly for a reason."""
+        if bucket is not None:
+            probe.graph_call(self.size, bucket, mode, self.phase)
+        else:
+            assert reason is not None
+            probe.eager_call(self.size, reason, self.phase)
+        mark, self.mark = self.mark, None
+        if mark is not None:
+            self.watch.stopwatch.end(mark, probe.forward, mode, bucket, self.phase)
+        if self.watch.on_gpu:
+            SENTINEL.judge(probe.forward, "eager" if bucket is None else "graph", self.before)
+
+    def cancel(self) -> None:
+        """It has raised, and is no call."""
+        try:
+            if self.mark is not None:
+                self.watch.stopwatch.cancel(self.mark)
+        except Exception as error:
+            failed("time", error)
+
+
+def forward(original: Function) -> Function:
+    """Around ``ModelRunner.forward``, whose result says whether a graph was replayed."""
+    launches = SENTINEL.launches
+
+    def forward(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            usual = runner.__dict__[KEY].usual[forward_batch.forward_mode, forward_batch.batch_size]
+        except Exception:
+            usual = None
+        if usual is None or not PATCHES.active:
+            return _first(original, runner, forward_batch, args, kwargs)
+        usual.left -= 1
+        if not usual.left:
+            usual.left = usual.every
+            return _first(original, runner, forward_batch, args, kwargs, usual)
+        before = launches()
+        output = original(runner, forward_batch, *args, **kwargs)
+        try:
+            if output.can_run_graph and (launches() != before or not SENTINEL.bound):
+                usual.graph_call(usual.size, runner.decode_cuda_graph_runner.bs, usual.mode, usual.phase)
+            else:
+                _unlike(runner, forward_batch, usual, before, output.can_run_graph)
+        except Exception as error:
+            failed("count", error)
+        return output
+
+    return forward
+
+
+def _first(original: Function, runner: Any, batch: Any, args: Any, kwargs: Any, usual: Usual | None = None) -> Any:
+    """A pass of which little is known yet, or one that is to be timed (``usual``)."""
+    now = None if LOCAL.round or not PATCHES.active else _begin(runner, batch, usual)
+    if now is None:
+        return original(runner, batch, *args, **kwargs)
+    timed = now.mark is not None
+    try:
+        output = original(runner, batch, *args, **kwargs)
+    except BaseException:
+        now.cancel()
+        raise
+    try:
+        _count(now, runner, batch, output.can_run_graph, timed)
+    except Exception as error:
+        failed("count", error)
+    return output
+
+
+def _begin(runner: Any, batch: Any, usual: Usual | None) -> Pass | None:
+    try:
+        BATCHES[0] = -1
+        kind = KINDS.get(batch.forward_mode._name_)
+        if kind is None or capturing():
+            return None
+        watch = runner.__dict__.get(KEY) or watch_of(runner)
+        if not watch.published:
+            watch.publish(runner)
+        LOCAL.refused, LOCAL.allowed = None, False
+        now = _pass(watch, batch, *kind)
+        if now is not None:
+            now.time(now=usual is not None)
+        return now
+    except Exception as error:
+        failed("pass", error)
+        return None
+
+
+def _pass(watch: Watch, batch: Any, family: str, phase: str) -> Pass | None:
+    mode = batch.forward_mode._name_
+    if family != SIZED:
+        if watch.drafts and phase != "draft_extend":
+            phase = "draft"
+        return Pass(watch, mode, family, phase, batch.batch_size) if batch.batch_size else None
+    if getattr(batch, "encoder_swa_replay", False):
+        # A repetition of an encoder's part, ahead of the pass itself.
+        return None
+    tokens = batch.extend_num_tokens
+    return Pass(watch, mode, family, phase, len(batch.input_ids) if tokens is None else tokens)
+
+
+def _unlike(runner: Any, batch: Any, usual: Usual, before: int, replayed: bool) -> None:
+    """A pass that looked as usual, and went another way."""
+    watch = watch_of(runner)
+    now = Pass(watch, batch.forward_mode._name_, "decode", usual.phase, usual.size)
+    now.before, LOCAL.allowed = before, False
+    _count(now, runner, batch, replayed, False)
+
+
+def _count(now: Pass, runner: Any, batch: Any, replayed: bool, timed: bool) -> None:
+    watch, sized = now.watch, now.family == SIZED
+    decode, prefill = graph_runners(runner)
+    if replayed and not sized and LOCAL.allowed:
+        # Graphs of prefill are asked where those of decode have refused.
+        sized, now.size = True, prefill.raw_num_tokens
+    owner = prefill if sized else decode
+    graphs = watch.graphs(owner)
+    if not replayed or graphs is None:
+        now.ended(watch.prefill if sized else watch.probe, None, "", _reason(now, owner, graphs, batch))
+        return
+    now.ended(watch.prefill if sized else watch.probe, graphs.bucket(owner, now.size), graphs.mode, None)
+    every = watch.stopwatch.every
+    if not sized and watch.on_gpu and graphs.tells and not watch.drafts and (timed or not every):
+        key = batch.forward_mode, now.size
+        if key not in watch.usual and hasattr(runner, "decode_cuda_graph_runner"):
+            watch.usual[key] = Usual(watch.probe, now.size, graphs.mode, now.phase, every)
+
+
+def _reason(now: Pass, runner: Any, graphs: Graphs | None, batch: Any) -> FallbackReason:
+    if now.family == SIZED:
+        if graphs is None or now.mode == "SPLIT_PREFILL":
+            return FallbackReason.MIXED_BATCH if now.phase == "mixed" else FallbackReason.WRONG_PHASE
+        return LOCAL.refused or FallbackReason.ENGINE_DECLINED
+    if now.watch.drafts:
+        return PATCHES.why(reason_draft, now.watch, now.phase, now.size, batch)
+    if graphs is None or (not now.watch.on_gpu and now.mode != "DECODE"):
+        return FallbackReason.DISABLED
+    return PATCHES.why(reason_decode, now.watch.probe.forward, runner, graphs, now.size, batch)
+
+
+def asked(original: Function) -> Function:
+    """Around the question whether graphs of prefill may serve a pass: why not is known only here."""
+
+    def can_run_graph(runner: Any, forward_batch: Any) -> Any:
+        answer = original(runner, forward_batch)
+        LOCAL.allowed = bool(answer)
+        if not answer and PATCHES.active:
+            LOCAL.refused = PATCHES.why(reason_prefill, runner, forward_batch)
+        return answer
+
+    return can_run_graph
+
+
+def batch(original: Function) -> Function:
+    """Around a batch of the scheduler: where batches run and no pass is seen, we are in the wrong place."""
+
+    def run_batch(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if BATCHES[0] >= 0 and PATCHES.active:
+            BATCHES[0] += 1
+            if BATCHES[0] == UNSEEN:
+                missed(UNSEEN)
+        return result
+
+    return run_batch
