@@ -14,10 +14,10 @@ BENCH := counting scaling decorator scraping imports
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types bench gpu test-engines picture clean
+.PHONY: help demo test lint types bench gpu test-engines test-releases picture clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo  ## make .venv, install, and serve a small model through captured forwards on the CPU
 	$(BIN)/graphprobe demo $(ARGS)
@@ -40,6 +40,10 @@ test-engines: $(VENV)/.dev $(ENGINES)/.ready  ## tests/engines: real vLLM server
 	$(BIN)/python -m tests.engines.vllm_trees $(ENGINES)/trees
 	GRAPHPROBE_ENGINES="$(CURDIR)/$(ENGINES)/bin/python" GRAPHPROBE_VLLM_TREES="$(CURDIR)/$(ENGINES)/trees" \
 		$(BIN)/python -m pytest -q tests/engines $(ARGS)
+
+test-releases: $(VENV)/.dev  ## once a day: has the newest vLLM or SGLang moved what is hooked or read?
+	GRAPHPROBE_RELEASES=newest $(BIN)/python -m pytest -q -rfEs tests/integrations/test_vllm_contract.py \
+		tests/integrations/test_sglang_contract.py $(ARGS)
 
 bench: $(VENV)/.dev  ## the CPU benchmarks into docs/performance/, and docs/performance.md (a few minutes)
 	for name in $(BENCH); do $(BIN)/python benchmarks/$$name.py --json docs/performance/$$name.json || exit 1; done

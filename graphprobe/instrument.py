@@ -129,8 +129,12 @@ class Patches:
 
     def _bind(self, hook: Hook, module: ModuleType) -> None:
         if hook.name in self._bound:
-            self._ledger.hooks[self.engine, hook.name] = True
-            return
+            holder, name, _, before = self._bound[hook.name]
+            if vars(holder).get(name) is not before:
+                self._ledger.hooks[self.engine, hook.name] = True
+                return
+            # Another tool that lay upon ours has put back what was there before both.
+            del self._bound[hook.name]
         *path, attribute = hook.attribute.split(".")
         parent: Any = module
         for part in path:

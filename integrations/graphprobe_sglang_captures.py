@@ -30,36 +30,45 @@ class Capturing(threading.local):
 CAPTURING = Capturing()
 
 
-class Books:
-    """What the graphs of one runner of SGLang's have cost: a size may have several, for variants of a pass."""
+Costs = dict[int, tuple[float, int | None]]
+"""Seconds and bytes, by size."""
 
-    def __init__(self, forward: Forward) -> None:
+
+class Books:
+    """What the graphs of one runner of SGLang's have cost: a size may have several, for variants of a pass.
+
+    ``costs`` are those of all runners of the forward, by kind: a drafter has two, with the same sizes.
+    """
+
+    def __init__(self, forward: Forward, costs: dict[str, Costs], kind: str) -> None:
         self.forward = forward
+        self._costs = costs
+        self._own = costs[kind] = {}
         self.warmup = 0.0
         self.began = time.perf_counter()
         self.free = free_bytes()
-        self._seconds: dict[int, float] = {}
-        self._bytes: dict[int, int] = {}
 
     def captured(self, bucket: int, outcome: str, seconds: float, growth: int | None) -> None:
         """One graph is made, or was tried."""
-        self._seconds[bucket] = self._seconds.get(bucket, 0.0) + seconds
-        if growth is not None:
-            self._bytes[bucket] = self._bytes.get(bucket, 0) + growth
-        self.forward.captured(bucket, outcome, self._seconds[bucket], self._bytes.get(bucket))
+        before, taken = self._own.get(bucket, (0.0, 0))
+        self._own[bucket] = (before + seconds, None if growth is None or taken is None else taken + growth)
+        known = [costs[bucket] for costs in self._costs.values() if bucket in costs]
+        grown = [n for _, n in known if n is not None]
+        whole = sum(grown) if len(grown) == len(known) else None
+        self.forward.captured(bucket, outcome, sum(seconds for seconds, _ in known), whole)
 
     def close(self) -> None:
         """All of them are made."""
         free = free_bytes()
-        if self._seconds and free is not None and self.free is not None:
+        if self._own and free is not None and self.free is not None:
             holder = self.forward.holders[0] if self.forward.holders else self.forward.holder()
             taken = self.free - free
             # From the device's free memory: below 0 where another process gave some back meanwhile.
             holder.pool_bytes = None if taken < 0 else taken + (holder.pool_bytes or 0)
         if self.warmup >= JIT:
-            whole, captures = time.perf_counter() - self.began, sum(self._seconds.values())
+            whole, captures = time.perf_counter() - self.began, sum(seconds for seconds, _ in self._own.values())
             text = (
-                f"of {whole:.1f} s for {len(self._seconds)} sizes of graphs, captures took {captures:.1f} s and the "
+                f"of {whole:.1f} s for {len(self._own)} sizes of graphs, captures took {captures:.1f} s and the "
                 f"passes before them {self.warmup:.1f} s: kernels are compiled in them, and kept for the next start"
             )
             self.forward.explain(f"compiled/{self.forward.name}", text, INFO)
@@ -87,7 +96,8 @@ def _open(graph: Any) -> Books | None:
         if not PATCHES.active:
             return None
         watch = watch_of(graph.model_runner)
-        return Books((watch.prefill if _tokens(graph) else watch.probe).forward)
+        forward = (watch.prefill if _tokens(graph) else watch.probe).forward
+        return Books(forward, watch.costs.setdefault(forward.name, {}), type(graph).__name__)
     except Exception as error:
         failed("capture", error)
         return None

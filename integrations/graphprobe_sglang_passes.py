@@ -32,6 +32,9 @@ KINDS = {
 }
 """SGLang's modes of a pass in our words: which graphs are for it, and the phase. An idle rank's is none."""
 
+USUAL = ("DECODE", "TARGET_VERIFY")
+"""Modes of which each graph call is one of decode graphs: those of prefill are never asked, or always refuse."""
+
 failed = PATCHES.failed
 
 
@@ -190,7 +193,7 @@ def _count(now: Pass, runner: Any, batch: Any, replayed: bool, timed: bool) -> N
         return
     now.ended(watch.prefill if sized else watch.probe, graphs.bucket(owner, now.size), graphs.mode, None)
     every = watch.stopwatch.every
-    if not sized and watch.on_gpu and graphs.tells and not watch.drafts and (timed or not every):
+    if now.mode in USUAL and watch.on_gpu and graphs.tells and not watch.drafts and (timed or not every):
         key = batch.forward_mode, now.size
         if key not in watch.usual and hasattr(runner, "decode_cuda_graph_runner"):
             watch.usual[key] = Usual(watch.probe, now.size, graphs.mode, now.phase, every)

@@ -79,6 +79,8 @@ class Watch:
         self.published = False
         self.usual: dict[tuple[Any, int], Usual] = {}
         """The passes that are like earlier ones, by SGLang's mode and the number of requests."""
+        self.costs: dict[str, dict[str, dict[int, tuple[float, int | None]]]] = {}
+        """What graphs took, by forward, kind of SGLang's runner and size: seconds and bytes."""
         self.draft_graphs: dict[str, Graphs] = {}
         """Graphs that a drafter's worker owns, by phase."""
         self._runner = weakref.ref(runner)

@@ -171,7 +171,7 @@ def test_demo(tmp_path: Path) -> None:
 def test_help_names_what_exists() -> None:
     """Every command listed by ``--help`` runs its own ``--help``; nothing is listed that is not there."""
     names = re.findall(r"^  ([a-z]+)  +[A-Z]", run("--help").stdout, flags=re.M)
-    assert names == ["table", "top", "advise", "account", "demo", "coverage", "check", "dashboards", "version"]
+    assert names == ["table", "top", "advise", "account", "run", "demo", "coverage", "check", "dashboards", "version"]
     assert all(run(name, "--help").exit_code == 0 for name in names)
 
 

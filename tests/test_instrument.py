@@ -413,6 +413,20 @@ def test_what_another_tool_has_put_around_ours_stays() -> None:
     assert LEDGER.hooks["toy", "choose"]
 
 
+def test_what_another_tool_has_taken_away_with_its_own_is_placed_again() -> None:
+    """It put back what was there before both."""
+    module = runner()
+    original = module.choose
+    graphprobe.instrument("toy")
+    module.choose = functools.wraps(module.choose)(lambda n: n)
+    graphprobe.uninstrument("toy")
+    module.choose = original
+    graphprobe.instrument("toy")
+    seen().clear()
+    module.choose(1)
+    assert seen() == ["choose"]
+
+
 # The names of the package
 
 

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
 
+from packaging.version import Version
+
 JSON = "application/vnd.pypi.simple.v1+json"
 SECONDS = 20.0
 NAMES = "names.json"
@@ -62,7 +64,8 @@ def files(project: str) -> dict[str, str]:
     """Names and addresses of all files of a project."""
     found = _listed(project)
     if isinstance(found, Unavailable):
-        raise found
+        # A new one each time: one that is raised again and again grows a trace of all of them.
+        raise Unavailable(str(found))
     return found
 
 
@@ -79,6 +82,21 @@ def _listed(project: str) -> dict[str, str] | Unavailable:
         return {file["filename"]: urljoin(page, file["url"]) for file in json.loads(text)["files"]}
     links = [urljoin(page, html.unescape(link)) for link in re.findall(r'<a\b[^>]*?href="([^"#]+)', text)]
     return {link.rpartition("/")[2]: link for link in links}
+
+
+def versions(project: str) -> list[str]:
+    """Its releases that have a wheel, oldest first; no candidates."""
+    start = f"{project}-"
+    found = {name[len(start) :].split("-")[0] for name in files(project) if name.startswith(start) and ".whl" in name}
+    return sorted((version for version in found if not Version(version).is_prerelease), key=Version)
+
+
+def newest(project: str) -> str:
+    """Its newest release."""
+    found = versions(project)
+    if not found:
+        raise Unavailable(f"the package index has no wheel of {project}")
+    return found[-1]
 
 
 class Remote(io.RawIOBase):

@@ -16,6 +16,7 @@ from graphprobe.cli.account import account
 from graphprobe.cli.advise import advise
 from graphprobe.cli.options import EXAMPLES, Grouped
 from graphprobe.cli.readers import check, table, top
+from graphprobe.cli.run import run as start
 from graphprobe.cli.values import sizes
 from graphprobe.errors import ConfigError, GraphprobeError, SourceError
 from graphprobe.observe import spans
@@ -55,6 +56,10 @@ app.command()(table)
 app.command()(top)
 app.command(cls=Grouped, epilog=EXAMPLES)(advise)
 app.command(cls=Grouped, epilog=ACCOUNTS)(account)
+
+
+# Options after COMMAND are not ours.
+app.command("run", context_settings={"allow_interspersed_args": False})(start)
 
 
 @app.command()

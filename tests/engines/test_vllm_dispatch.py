@@ -18,7 +18,7 @@ import pytest
 
 from tests.engines.vllm_cases import CASES, COVERAGE
 from tests.engines.vllm_setups import Case, Coverage
-from tests.integrations.vllm_source import RELEASES
+from tests.integrations.releases import RELEASES
 
 ROOT = Path(__file__).parents[2]
 TREES = os.environ.get("GRAPHPROBE_VLLM_TREES", "")
@@ -73,7 +73,7 @@ def each(table: Iterable[Case | Coverage]) -> pytest.MarkDecorator:
 
 
 cases = each(CASES)
-releases = pytest.mark.parametrize("release", RELEASES)
+releases = pytest.mark.parametrize("release", RELEASES["vllm"])
 
 
 @releases

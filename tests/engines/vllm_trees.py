@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.integrations.vllm_source import RELEASES
+from tests.integrations.releases import RELEASES
 from tests.wheels import archive
 
 
@@ -33,7 +33,7 @@ def main() -> None:
         sys.exit("usage: python -m tests.engines.vllm_trees FOLDER")
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    for version in RELEASES:
+    for version in RELEASES["vllm"]:
         print(f"vllm {version}: {lay(version, folder) or 'there already'}", flush=True)
 
 

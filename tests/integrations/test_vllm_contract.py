@@ -6,17 +6,24 @@ The sources of the released wheels tell, file by file from the package index: vL
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 import graphprobe_vllm
-from graphprobe.instrument import Hook
 from graphprobe_vllm import BASE, GRAPHS, HOOKS, INTEGRATION, V1, V2
-from tests.integrations.vllm_source import RELEASES, Release, Unavailable, arguments, calls, returned
+from tests.integrations.releases import (
+    RELEASES,
+    Release,
+    arguments,
+    calls,
+    find_all,
+    kept,
+    returned,
+    there,
+)
 
+ENGINE = "vllm"
 DISPATCHER = "vllm.v1.cudagraph_dispatcher"
 WORKER = "vllm.v1.worker.gpu_worker"
 OUTPUT = "vllm.v1.core.sched.output"
@@ -63,6 +70,9 @@ READ = {
 }
 """What is read off vLLM's own objects: their classes, and the attributes."""
 
+GONE = {"draft_v2_autoregressive": "0.32.0", "step_ray": "0.33.0"}
+"""Hooks that have had no place since a release: others have taken over, or nothing is left to hook."""
+
 FUNCTIONS = (
     ("vllm.compilation.breakable_cudagraph", "is_breakable_cudagraph_enabled", []),
     ("vllm.v1.core.kv_cache_utils", "get_kv_cache_capacity", ["vllm_config", "kv_cache_config"]),
@@ -72,63 +82,38 @@ FUNCTIONS = (
 """What is called, and its first arguments."""
 
 
-@cache
-def opened(version: str) -> Release | str:
-    """A release, or why it cannot be read."""
-    found = Release(version)
-    try:
-        assert found.tree("vllm")
-    except Unavailable as error:
-        return str(error)
-    return found
-
-
-@pytest.fixture(params=RELEASES)
-def release(request: pytest.FixtureRequest) -> Iterator[Release]:
-    """Each supported release."""
-    found = opened(request.param)
-    if isinstance(found, str):
-        pytest.skip(found)
-    try:
-        yield found
-    except Unavailable as error:
-        pytest.skip(str(error))
-
-
-def there(release: Release) -> list[Hook]:
-    """The hooks whose module this release has."""
-    return [hook for hook in HOOKS if release.tree(hook.module)]
-
-
 def test_the_releases_are_those_that_the_integration_claims() -> None:
     """First and last of the tested range are read here."""
-    assert INTEGRATION.tested == tuple(version.rpartition(".")[0] for version in (RELEASES[0], RELEASES[-1]))
+    first, *_, last = RELEASES[ENGINE]
+    assert INTEGRATION.tested == tuple(version.rpartition(".")[0] for version in (first, last))
 
 
 def test_every_hook_has_its_place(release: Release) -> None:
     """Where a module is there, so is the class or function that is wrapped, of all that is needed."""
-    assert [] == [hook.name for hook in there(release) if hook.needed and not release.find(hook.module, hook.attribute)]
+    find_all(release, [hook for hook in there(release, HOOKS) if hook.needed])
 
 
-def test_every_hook_is_for_some_release() -> None:
+def test_nothing_is_gone_since_the_release_before(release: Release) -> None:
+    """A hook that the release before has a place for has it here, too: a part that moves must not go unseen."""
+    find_all(release, kept(release, HOOKS, GONE))
+
+
+def test_every_hook_is_for_some_release(every_release: list[Release]) -> None:
     """None of them is about a place that no supported release has."""
-    found = [release for release in map(opened, RELEASES) if isinstance(release, Release)]
-    if len(found) < len(RELEASES):
-        pytest.skip(str(next(release for release in map(opened, RELEASES) if isinstance(release, str))))
-    unseen = [hook.name for hook in HOOKS if not any(release.find(hook.module, hook.attribute) for release in found)]
-    assert [] == unseen
+    find = [(hook, [r for r in every_release if r.find(hook.module, hook.attribute)]) for hook in HOOKS]
+    assert [] == [hook.name for hook, found in find if not found]
 
 
 def test_a_part_that_is_gone_has_a_successor(release: Release) -> None:
     """A handler whose module a release does not have is bound elsewhere in it."""
-    assert {hook.handler for hook in HOOKS} == {hook.handler for hook in there(release)}
+    assert {hook.handler for hook in HOOKS} == {hook.handler for hook in there(release, HOOKS)}
 
 
 def test_handlers_find_the_arguments_that_they_use(release: Release) -> None:
     """By the names under which vLLM takes them."""
     missing = {
         hook.name: sorted(set(USED[hook.name]) - set(arguments(release.function(hook.module, hook.attribute))))
-        for hook in there(release)
+        for hook in there(release, HOOKS)
         if hook.name in USED
     }
     assert {} == {name: names for name, names in missing.items() if names}

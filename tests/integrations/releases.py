@@ -1,22 +1,64 @@
-"""What a released vLLM defines, read off its source: classes, functions, their arguments, and what instances have."""
+"""What a released engine defines, read off its source: classes, functions, their arguments, and what instances have.
+
+Which releases: those in ``RELEASES``, of each line the last one; with GRAPHPROBE_RELEASES=newest the newest alone.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 
-from tests.wheels import Unavailable, Wheel, cache_folder
+from packaging.version import Version
 
-RELEASES = ("0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0")
+from graphprobe.instrument import Hook
+from tests.wheels import Wheel, cache_folder, newest
+
+RELEASES = {
+    "vllm": ("0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0"),
+    "sglang": (
+        *("0.5.11", "0.5.13.post1", "0.5.14", "0.5.15.post1", "0.5.16", "0.5.17"),
+        *("0.5.18", "0.5.20", "0.5.21", "0.5.22", "0.5.23"),
+    ),
+}
+"""What the integrations are tested with, oldest first."""
+
+NEWEST = os.environ.get("GRAPHPROBE_RELEASES", "") == "newest"
+
+
+def chosen(engine: str) -> tuple[str, ...]:
+    """The releases of this run."""
+    return (newest(engine),) if NEWEST else RELEASES[engine]
+
+
+def told(engine: str) -> str:
+    """What the newest release is to us, in words."""
+    version, known = newest(engine), RELEASES[engine]
+    if version in known:
+        return f"{engine} {version} is the newest release, and one of those that are always tested"
+    more = "newer than" if Version(version) > Version(known[-1]) else "not newer than"
+    add = "where nothing fails, add it to RELEASES in tests/integrations/releases.py"
+    return f"{engine} {version} is the newest release, {more} {known[-1]}, the last that is always tested: {add}"
+
+
+def before(release: Release) -> Release | None:
+    """The release that is tested before this one; None for the first."""
+    older = [known for known in RELEASES[release.engine] if Version(known) < Version(release.version)]
+    return opened(release.engine, older[-1]) if older else None
 
 
 class Release:
     """One release. Names are those that its modules have at run time, whether defined there or imported."""
 
-    def __init__(self, version: str) -> None:
-        self.version = version
-        self._wheel = Wheel("vllm", version, cache_folder())
+    def __init__(self, engine: str, version: str) -> None:
+        self.engine, self.version = engine, version
+        self._wheel = Wheel(engine, version, cache_folder())
         self._trees: dict[str, ast.Module | None] = {}
+        self._homes: dict[ast.AST, str] = {}
+
+    def __str__(self) -> str:
+        return f"{self.engine} {self.version}"
 
     def tree(self, module: str) -> ast.Module | None:
         """The source of a module; None where this release has none."""
@@ -37,23 +79,24 @@ class Release:
     def function(self, module: str, dotted: str) -> ast.FunctionDef:
         """The same, where it must be a function."""
         found = self.find(module, dotted)
-        assert isinstance(found, ast.FunctionDef), f"{self.version}: {module} has no function {dotted}"
+        assert isinstance(found, ast.FunctionDef), f"{self}: {module} has no function {dotted}"
         return found
 
     def attributes(self, module: str, dotted: str) -> set[str]:
         """All that instances of a class have: methods, fields, what methods set on self, and the same of its bases."""
         found = self.find(module, dotted)
-        assert isinstance(found, ast.ClassDef), f"{self.version}: {module} has no class {dotted}"
-        names = set(_members(found))
+        assert isinstance(found, ast.ClassDef), f"{self}: {module} has no class {dotted}"
+        names, home = set(_members(found)), self._homes.get(found, module)
         for base in map(ast.unparse, found.bases):
-            if isinstance(self.find(module, base), ast.ClassDef):
-                names |= self.attributes(module, base)
+            if isinstance(self.find(home, base), ast.ClassDef):
+                names |= self.attributes(home, base)
         return names
 
     def _top(self, module: str, name: str) -> ast.AST | None:
         tree = self.tree(module)
         for node in _statements(tree.body if tree else []):
             if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
+                self._homes[node] = module
                 return node
             if isinstance(node, ast.ImportFrom) and any((a.asname or a.name) == name for a in node.names):
                 original = next(a.name for a in node.names if (a.asname or a.name) == name)
@@ -64,12 +107,41 @@ class Release:
         own = [n for n in kind.body if isinstance(n, (ast.ClassDef, ast.FunctionDef)) and n.name == name]
         if own:
             return own[-1]
-        bases = (self.find(module, ast.unparse(base)) for base in kind.bases)
-        return next((f for b in bases if isinstance(b, ast.ClassDef) and (f := self._member(module, b, name))), None)
+        home = self._homes.get(kind, module)
+        bases = (self.find(home, ast.unparse(base)) for base in kind.bases)
+        return next((f for b in bases if isinstance(b, ast.ClassDef) and (f := self._member(home, b, name))), None)
+
+
+def there(release: Release, hooks: Iterable[Hook]) -> list[Hook]:
+    """The hooks whose module this release has."""
+    return [hook for hook in hooks if release.tree(hook.module)]
+
+
+def find_all(release: Release, hooks: Iterable[Hook]) -> None:
+    """Fail with the places of hooks that this release does not have."""
+    missing = [hook for hook in hooks if not release.find(hook.module, hook.attribute)]
+    places = "; ".join(f"{hook.attribute} in {hook.module} (hook {hook.name})" for hook in missing)
+    assert not missing, f"{release} does not have: {places}"
+
+
+def kept(release: Release, hooks: Iterable[Hook], gone: Mapping[str, str]) -> list[Hook]:
+    """The hooks that have a place in the release before, but for those that are ``gone`` since this one."""
+    earlier = before(release)
+    return [
+        hook
+        for hook in hooks
+        if earlier and earlier.find(hook.module, hook.attribute) and gone.get(hook.name) != release.version
+    ]
+
+
+@cache
+def opened(engine: str, version: str) -> Release:
+    """A release, of which each module is read once."""
+    return Release(engine, version)
 
 
 def _statements(body: list[ast.stmt], inside: bool = False) -> Iterator[ast.stmt]:
-    """The statements of a module, also under if, try and with: vLLM defines by platform. ``inside``: all of them."""
+    """The statements of a module, also under if, try and with: engines define by platform. ``inside``: all of them."""
     for node in body:
         yield node
         if inside or isinstance(node, (ast.If, ast.Try, ast.With)):
@@ -107,6 +179,3 @@ def returned(function: ast.FunctionDef) -> list[list[str]]:
     """The tuples that it returns, as the source of their parts."""
     found = [n.value for n in ast.walk(function) if isinstance(n, ast.Return)]
     return [[ast.unparse(part) for part in value.elts] for value in found if isinstance(value, ast.Tuple)]
-
-
-__all__ = ["RELEASES", "Release", "Unavailable", "arguments", "calls", "returned"]
