@@ -6,14 +6,13 @@ Used by vllm_engine.py, in the process of the engine.
 from __future__ import annotations
 
 import collections
-import functools
 import statistics
-import sys
 import tempfile
 import threading
 import time
-from math import comb
 from typing import Any
+
+from clocks import Clocks, interval
 
 import graphprobe
 from graphprobe_vllm import HOOKS
@@ -95,66 +94,24 @@ def begin_batch(engine: Any, name: str) -> None:
         engine.add_request(f"{name}-{i}", prompt, SamplingParams(max_tokens=1000, temperature=0, ignore_eos=True))
 
 
-class Clocks:
-    """Nanoseconds outside of each hook and inside, summed: the difference is what we take, where it is taken."""
-
-    def __init__(self) -> None:
-        self.outside: collections.Counter[str] = collections.Counter()
-        self.inside: collections.Counter[str] = collections.Counter()
-        self._put: list[tuple[Any, str, Any]] = []
-
-    def put(self, sums: collections.Counter[str]) -> None:
-        """A clock around what is now at the place of each hook."""
-        for hook in HOOKS:
-            parent = sys.modules.get(hook.module)
-            *path, attribute = hook.attribute.split(".")
-            for part in path:
-                parent = getattr(parent, part, None)
-            if parent is not None and attribute in vars(parent):
-                self._put.append((parent, attribute, vars(parent)[attribute]))
-                setattr(parent, attribute, clocked(vars(parent)[attribute], hook.name, sums))
-
-    def take_off(self) -> None:
-        while self._put:
-            parent, attribute, original = self._put.pop()
-            setattr(parent, attribute, original)
-
-
-def clocked(function: Any, name: str, sums: collections.Counter[str]) -> Any:
-    now = time.perf_counter_ns
-
-    @functools.wraps(function)
-    def clock(*args: Any, **kwargs: Any) -> Any:
-        began = now()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            sums[name] += now() - began
-
-    return clock
-
-
 def own_cost(llm: Any) -> dict[str, float]:
     """Microseconds per step that each hook takes in the engine, less what the clocks take of it by themselves."""
     found: list[collections.Counter[str]] = []
     for ours in (True, False):
-        clocks = Clocks()
+        clocks = Clocks((hook.name, hook.module, hook.attribute) for hook in HOOKS)
         graphprobe.uninstrument("vllm")
         clocks.put(clocks.inside)
         if ours:
             graphprobe.instrument("vllm")
-        inner = list(clocks._put)
         clocks.put(clocks.outside)
         begin_batch(llm.llm_engine, f"own{ours}")
         steps = 0
         while llm.llm_engine.has_unfinished_requests():
             llm.llm_engine.step()
             steps += 1
-        found.append(collections.Counter({n: (clocks.outside[n] - clocks.inside[n]) / steps for n in clocks.outside}))
-        for parent, attribute, previous in reversed(clocks._put[len(inner) :]):
-            setattr(parent, attribute, previous)
+        found.append(clocks.spent(steps))
+        clocks.take_off()
         graphprobe.uninstrument("vllm")
-        clocks._put = inner
         clocks.take_off()
     graphprobe.instrument("vllm")
     mine, clock = found
@@ -165,13 +122,3 @@ def collect(outputs: Any, found: dict[int, list[int]]) -> None:
     for each in outputs:
         if each.finished:
             found[int(each.request_id.split("-")[1])] = list(each.outputs[0].token_ids)
-
-
-def interval(n: int) -> tuple[int, int]:
-    """Which of n sorted values bound their median with at least 95 % (binomial order statistics)."""
-    low, mass = 0, 0.0
-    while low < n // 2 and 2 * (mass + comb(n, low) / 2**n) <= 0.05:
-        mass += comb(n, low) / 2**n
-        low += 1
-    low = max(0, low - 1)
-    return low, n - 1 - low

@@ -28,6 +28,8 @@ from graphprobe.sentinel import SENTINEL
 INTEGRATIONS = {
     "vllm": "graphprobe_vllm",
     "sglang": "graphprobe_sglang",
+    "nanovllm": "graphprobe_nanovllm",
+    "minisgl": "graphprobe_minisglang",
 }
 """The engines, and the modules that observe them: each has an ``INTEGRATION``."""
 
@@ -87,15 +89,20 @@ class Patches:
         """Put back what was there. A hook that another tool has wrapped since then stays, and does nothing."""
         self.active = False
         SENTINEL.remove(self.engine)
-        for name, (parent, attribute, ours, original) in list(self._bound.items()):
-            if vars(parent).get(attribute) is ours:
-                if original is None:
-                    delattr(parent, attribute)
-                else:
-                    setattr(parent, attribute, original)
-                del self._bound[name]
+        for name in list(self._bound):
+            self.done(name)
         for key in [key for key in self._ledger.hooks.copy() if key[0] == self.engine]:
             self._ledger.hooks.pop(key, None)
+
+    def done(self, name: str) -> None:
+        """Put back what was there before one hook, which has told what it is for; its gauge stays as it is."""
+        parent, attribute, ours, original = self._bound.get(name, (None, "", None, None))
+        if parent is not None and vars(parent).get(attribute) is ours:
+            if original is None:
+                delattr(parent, attribute)
+            else:
+                setattr(parent, attribute, original)
+            del self._bound[name]
 
     def failed(self, where: str, error: BaseException) -> None:
         """A failure of a handler: counted and logged like each of ours, and after too many of them all handlers rest.
@@ -169,8 +176,11 @@ class Integration:
     @property
     def supported(self) -> str:
         """The range in words."""
-        oldest = ".".join(map(str, self.oldest))
-        return f"{oldest} and newer (tested with {self.tested[0]} to {self.tested[1]})"
+        return f"{'.'.join(map(str, self.oldest))} and newer (tested with {self._tested})"
+
+    @property
+    def _tested(self) -> str:
+        return " to ".join(dict.fromkeys(self.tested))
 
     def found(self) -> str | None:
         """The version of the engine in this environment, empty where it tells none; None where it is not installed."""
@@ -188,7 +198,7 @@ class Integration:
             raise DidNotInstrument(self.engine, None, self.supported, hint)
         if _too_old(found, self.oldest):
             raise DidNotInstrument(self.engine, found, self.supported, f"update {self.engine}")
-        self.patches.release = f"{self.engine} {found} (tested: {self.tested[0]} to {self.tested[1]})"
+        self.patches.release = f"{' '.join((self.engine, found)).strip()} (tested: {self._tested})"
         self.patches.place()
 
     def plugin(self, prepare: Callable[[], None] | None = None) -> None:

@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 from graphprobe.instrument import Function
+from graphprobe.ledger import FREE_THREADED, ignore_active
 from graphprobe.observe import Probe
 from graphprobe.reasons import FallbackReason
 from graphprobe.sentinel import SENTINEL
@@ -94,8 +95,11 @@ class Pass:
 
 
 def forward(original: Function) -> Function:
-    """Around ``ModelRunner.forward``, whose result says whether a graph was replayed."""
-    launches = SENTINEL.launches
+    """Around ``ModelRunner.forward``, whose result says whether a graph was replayed.
+
+    A pass like an earlier one is counted here, in one function: in an engine, where nothing is in a cache, each call of
+    ours takes a microsecond.
+    """
 
     def forward(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -108,13 +112,19 @@ def forward(original: Function) -> Function:
         if not usual.left:
             usual.left = usual.every
             return _first(original, runner, forward_batch, args, kwargs, usual)
-        before = launches()
+        state = usual.state
+        before = state.count
         output = original(runner, forward_batch, *args, **kwargs)
         try:
-            if output.can_run_graph and (launches() != before or not SENTINEL.bound):
-                usual.graph_call(usual.size, runner.decode_cuda_graph_runner.bs, usual.mode, usual.phase)
+            if (
+                output.can_run_graph
+                and state.count != before
+                and runner.decode_cuda_graph_runner.bs == usual.bucket
+                and not ignore_active[0]
+            ):
+                usual.cell[0] += 1
             else:
-                _unlike(runner, forward_batch, usual, before, output.can_run_graph)
+                _unlike(runner, forward_batch, usual, output.can_run_graph, state.count != before)
         except Exception as error:
             failed("count", error)
         return output
@@ -172,11 +182,12 @@ def _pass(watch: Watch, batch: Any, family: str, phase: str) -> Pass | None:
     return Pass(watch, mode, family, phase, len(batch.input_ids) if tokens is None else tokens)
 
 
-def _unlike(runner: Any, batch: Any, usual: Usual, before: int, replayed: bool) -> None:
-    """A pass that looked as usual, and went another way."""
+def _unlike(runner: Any, batch: Any, usual: Usual, replayed: bool, launched: bool) -> None:
+    """A pass that looked as usual, and went another way: eagerly, in another bucket, or without a launch of torch's."""
     watch = watch_of(runner)
     now = Pass(watch, batch.forward_mode._name_, "decode", usual.phase, usual.size)
-    now.before, LOCAL.allowed = before, False
+    now.before -= launched
+    LOCAL.allowed = False
     _count(now, runner, batch, replayed, False)
 
 
@@ -191,12 +202,16 @@ def _count(now: Pass, runner: Any, batch: Any, replayed: bool, timed: bool) -> N
     if not replayed or graphs is None:
         now.ended(watch.prefill if sized else watch.probe, None, "", _reason(now, owner, graphs, batch))
         return
-    now.ended(watch.prefill if sized else watch.probe, graphs.bucket(owner, now.size), graphs.mode, None)
+    bucket = graphs.bucket(owner, now.size)
+    now.ended(watch.prefill if sized else watch.probe, bucket, graphs.mode, None)
     every = watch.stopwatch.every
+    if FREE_THREADED:
+        # An increment alone would lose some there.
+        return
     if now.mode in USUAL and watch.on_gpu and graphs.tells and not watch.drafts and (timed or not every):
         key = batch.forward_mode, now.size
         if key not in watch.usual and hasattr(runner, "decode_cuda_graph_runner"):
-            watch.usual[key] = Usual(watch.probe, now.size, graphs.mode, now.phase, every)
+            watch.usual[key] = Usual(watch.probe, now.size, bucket, graphs.mode, now.phase, every)
 
 
 def _reason(now: Pass, runner: Any, graphs: Graphs | None, batch: Any) -> FallbackReason:
@@ -229,10 +244,21 @@ def batch(original: Function) -> Function:
 
     def run_batch(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        if BATCHES[0] >= 0 and PATCHES.active:
-            BATCHES[0] += 1
-            if BATCHES[0] == UNSEEN:
-                missed(UNSEEN)
+        if PATCHES.active:
+            _ran()
         return result
 
     return run_batch
+
+
+def _ran() -> None:
+    try:
+        if BATCHES[0] < 0:
+            # It has served its purpose.
+            PATCHES.done("batch")
+            return
+        BATCHES[0] += 1
+        if BATCHES[0] == UNSEEN:
+            missed(UNSEEN)
+    except Exception as error:
+        failed("batch", error)

@@ -58,11 +58,13 @@ class Graphs:
 class Usual:
     """A decode pass that a graph has served before; what such a pass takes is looked up here."""
 
-    __slots__ = ("every", "graph_call", "left", "mode", "phase", "size")
+    __slots__ = ("bucket", "cell", "every", "left", "mode", "phase", "size", "state")
 
-    def __init__(self, probe: Probe, size: int, mode: str, phase: str, every: int) -> None:
-        self.graph_call = probe.graph_call
-        self.size, self.mode, self.phase = size, mode, phase
+    def __init__(self, probe: Probe, size: int, bucket: int, mode: str, phase: str, every: int) -> None:
+        self.size, self.bucket, self.mode, self.phase = size, bucket, mode, phase
+        self.cell = probe.forward.graph_cell(size, bucket, phase, mode)
+        self.state = SENTINEL.state()
+        """The launches of the thread that serves; another thread's passes are not like these."""
         self.every = self.left = every
         """One of so many calls is timed, and how many are left until then."""
 

@@ -49,7 +49,13 @@ class Section:
 
 
 ENGINES = {
-    title: Section(title, module) for title, module in (("vLLM", "graphprobe_vllm"), ("SGLang", "graphprobe_sglang"))
+    title: Section(title, module)
+    for title, module in (
+        ("vLLM", "graphprobe_vllm"),
+        ("SGLang", "graphprobe_sglang"),
+        ("nano-vllm", "graphprobe_nanovllm"),
+        ("mini-sglang", "graphprobe_minisglang"),
+    )
 }
 
 
@@ -90,7 +96,7 @@ def test_phases_and_modes_are_words_of_the_contract(section: Section) -> None:
 def test_versions_are_those_of_the_integration(section: Section) -> None:
     """The tested range, and what is tried."""
     integration = section.module.INTEGRATION
-    assert f"Tested with {' to '.join(integration.tested)}" in section.text
+    assert f"Tested with {' to '.join(dict.fromkeys(integration.tested))}" in section.text
     assert ".".join(map(str, integration.oldest)) in section.text
 
 

@@ -12,6 +12,7 @@ import graphprobe
 from graphprobe.ledger import LEDGER
 from tests.integrations import releases, sglang_engine
 from tests.integrations.engine import Engine
+from tests.integrations.runners import clean, mini, nano  # noqa: F401
 from tests.wheels import Unavailable
 
 FAKE = str(Path(__file__).with_name("fake"))
