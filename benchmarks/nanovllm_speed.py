@@ -19,15 +19,18 @@ from clocks import interval
 
 import graphprobe
 
-BATCH, BLOCK, UNTIMED = 16, 16, 4
-"""Requests, steps per block, and steps before each."""
+BATCH, BLOCK, UNTIMED = 16, 48, 16
+"""Requests, steps per block, and steps before each.
+
+After a class has got or lost a hook CPython looks its attributes up slowly for a while: that is what is not timed.
+"""
 
 Switch = dict[str, Callable[[], None]]
 
 
 def measure(llm: Any, cpu: bool) -> dict[str, Any]:
     """The cost of the hooks, of all together and of each, and the engine's own graphs against ours."""
-    steady = Steady(llm, *((1, 120) if cpu else (8, 496)))
+    steady = Steady(llm, *((1, 160) if cpu else (24, 496)))
     parts: dict[str, Callable[[], Any]] = {
         "observed": lambda: steady.turns({"on": on, "off": off}),
         "own_us": lambda: own_cost(steady),

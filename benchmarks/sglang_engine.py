@@ -255,7 +255,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--scenario", choices=SCENARIOS, action="append")
-    parser.add_argument("--rounds", type=int, nargs=2, default=(12, 1000), metavar=("ROUNDS", "TOKENS"))
+    parser.add_argument("--rounds", type=int, nargs=2, default=(24, 1000), metavar=("ROUNDS", "TOKENS"))
     parser.add_argument("--beside", type=int, default=8, help="engines at once")
     parser.add_argument("--one", action="store_true", help="in this process")
     parser.add_argument("--model", type=Path)

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
+import sys
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from graphprobe.backends.cuda import in_use
 from graphprobe.errors import CaptureError
 from graphprobe.operators import (
     COLLECTIVES,
@@ -77,6 +81,8 @@ class Watch(TorchDispatchMode):
         self._made: set[int] = set()
         self._outer: set[int] = set()
         self._views: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._used = in_use() if device.type == "cuda" and "torch._dynamo" in sys.modules else None
+        """What memory was in use before, where compiled code may be in the forward; None where that is not known."""
 
     supports_higher_order_operators = True
 
@@ -163,7 +169,19 @@ class Watch(TorchDispatchMode):
     def outside(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies in memory that is neither staged nor made inside the capture."""
         key = storage(tensor)
-        return key not in self._staged and key not in self._made
+        return key not in self._staged and key not in self._made and not self._fresh(tensor, key)
+
+    def _fresh(self, tensor: torch.Tensor, key: int) -> bool:
+        """Whether compiled code made a tensor inside: its results come past the dispatcher, from memory not in use."""
+        if self._used is None or key in self._outer or tensor.device.type != "cuda":
+            return False
+        address = tensor.untyped_storage().data_ptr()
+        index = bisect_right(self._used, (address, math.inf))
+        if not address or (index and address < self._used[index - 1][1]):
+            return False
+        self._made.add(key)
+        self.compiled = True
+        return True
 
     def staged(self, tensor: torch.Tensor) -> int | None:
         """The index of the static input that a tensor lies in, or None."""

@@ -137,8 +137,8 @@ def _start(engine: Any) -> Watch:
     watch = Watch(PATCHES, runner, "graph_map", unit="requests", device=engine.device.type)
     setattr(engine, KEY, watch)
     books: Books | None = getattr(runner, KEY, None)
-    if books is not None and watch.graphs:
-        watch.captured(books)
+    if books is not None and watch.sizes:
+        watch.captured(runner, books)
     # One row of the page table is the dummy request's.
     _check(len(engine.page_table) - 1, watch)
     watch.publish(engine.num_pages * engine.ctx.page_size, _rank())
@@ -153,7 +153,7 @@ def _rank() -> int:
 def _check(most: int, watch: Watch) -> None:
     """Name the batch sizes that can occur and have no graph."""
     buckets = watch.forward.buckets
-    if not watch.graphs or buckets is None:
+    if not watch.sizes or buckets is None:
         return
     missing = buckets.uncovered(most, True)
     watch.forward.uncovered["decode"] = len(missing)

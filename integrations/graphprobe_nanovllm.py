@@ -134,7 +134,7 @@ def _start(runner: Any, books: Books | None) -> Watch:
     watch = Watch(PATCHES, runner, "graphs", unit="rows", device=runner.kv_cache.device.type)
     setattr(runner, KEY, watch)
     if books is not None:
-        watch.captured(books)
+        watch.captured(runner, books)
     _check(runner.config.max_num_seqs, watch)
     watch.publish(runner.config.num_kvcache_blocks * runner.block_size, runner.rank)
     return watch
@@ -148,7 +148,7 @@ def advised(most: int) -> tuple[int, int]:
 def _check(most: int, watch: Watch) -> None:
     """Name the batch sizes that can occur and have no graph. Up to the limit they have no other path either."""
     buckets = watch.forward.buckets
-    if not watch.graphs or buckets is None:
+    if not watch.sizes or buckets is None:
         return
     missing = buckets.uncovered(most, True)
     watch.forward.uncovered["decode"] = len(missing)

@@ -127,11 +127,12 @@ class Watch:
     """The ``owner`` of graphs, which are in its dict ``attribute``, and what is counted of it."""
 
     def __init__(self, patches: Patches, owner: Any, attribute: str, *, unit: str, device: str) -> None:
-        self.graphs = Graphs()
+        self._none = Graphs()
         self._patches = patches
         self._attribute = attribute
-        self._adopt(owner)
-        buckets = Buckets(sorted(self.graphs)) if self.graphs else None
+        self.sizes = sorted(self._adopt(owner))
+        """Of its graphs; the graphs themselves are the owner's, which must be able to let go of them."""
+        buckets = Buckets(self.sizes) if self.sizes else None
         self.probe = observe(patches.engine, buckets, unit=unit, source="engine", role="target", backend=device)
         self.forward: Forward = self.probe.forward
         self._stopwatch = Stopwatch(device)
@@ -143,10 +144,12 @@ class Watch:
 
     def _adopt(self, owner: Any) -> Graphs:
         held = getattr(owner, self._attribute, None)
-        if isinstance(held, dict):
-            self.graphs = Graphs(held)
-            setattr(owner, self._attribute, self.graphs)
-        return self.graphs
+        if not isinstance(held, dict):
+            return self._none
+        if type(held) is not Graphs:
+            held = Graphs(held)
+            setattr(owner, self._attribute, held)
+        return held
 
     def call(
         self, owner: Any, size: int, phase: str, why: Reason, original: Function, args: Any, kwargs: dict[str, Any]
@@ -155,11 +158,11 @@ class Watch:
 
         Written in one piece: in an engine, where nothing is in a cache, each function of ours takes its time.
         """
-        mark, before, graphs = None, 0, self.graphs
+        mark, before, graphs = None, 0, self._none
         launched = SENTINEL.state()
         try:
-            if getattr(owner, self._attribute, graphs) is not graphs:
-                graphs = self._adopt(owner)
+            held = getattr(owner, self._attribute, None)
+            graphs = held if type(held) is Graphs else self._adopt(owner)
             graphs.last = None
             before = launched.count
             # Which graph it will be is not known yet; prompts have too many lengths to have a second each.
@@ -203,18 +206,18 @@ class Watch:
         text = f"instrumented, but never called: {UNSEEN} steps ran, and none came by the place where calls are counted"
         self.forward.explain("unseen", f"{text} ({self._patches.release} dispatches elsewhere)")
 
-    def captured(self, books: Books) -> None:
+    def captured(self, owner: Any, books: Books) -> None:
         """The graphs are made: what each took, and all."""
         forward, known = self.forward, 0.0
         holder = forward.holders[0] if forward.holders else forward.holder()
-        holder.buckets |= frozenset(self.graphs)
+        holder.buckets |= frozenset(self.sizes)
         holder.pool_bytes = books.bytes
-        for bucket, graph in self.graphs.items():
+        for bucket, graph in self._adopt(owner).items():
             seconds, growth = books.graphs.get(id(graph), (None, None))
             if seconds is not None:
                 forward.captured(bucket, "ok", seconds, growth)
                 known += seconds
-        text = f"{len(self.graphs)} graphs in {books.seconds:.1f} s, of which {known:.1f} s are captures"
+        text = f"{len(self.sizes)} graphs in {books.seconds:.1f} s, of which {known:.1f} s are captures"
         forward.explain("captures", f"{text}; the rest is what runs before them, compilation in it", INFO)
 
     def publish(self, kv_tokens: int, rank: int) -> None:
@@ -226,7 +229,7 @@ class Watch:
             served = route(self.forward, rank, "", hint, shared=False)
         if rank == 0:
             hooks = [bound for (engine, _), bound in LEDGER.hooks.copy().items() if engine == self._patches.engine]
-            graphs = f"graphs up to {max(self.graphs)}" if self.graphs else "no CUDA graphs"
+            graphs = f"graphs up to {self.sizes[-1]}" if self.sizes else "no CUDA graphs"
             text = "graphprobe %s observes %s: %s, %d of %d hooks in place, metrics: %s"
             log(INFO, text, __version__, self._patches.release, graphs, sum(hooks), len(hooks), served)
 

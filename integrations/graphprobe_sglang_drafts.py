@@ -89,18 +89,23 @@ def rounds(original: Function) -> Function:
     """Around a round of drafting without a graph, which is a pass of the model runner per step."""
 
     def draft_forward(worker: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        idle = not getattr(forward_batch, "batch_size", 0) or forward_batch.forward_mode._name_ == "IDLE"
-        now = None if idle else _drafting(getattr(worker, "draft_runner", None), forward_batch.batch_size, "draft")
+        idle = getattr(getattr(forward_batch, "forward_mode", None), "_name_", "IDLE") == "IDLE"
+        size = 0 if idle else getattr(forward_batch, "batch_size", 0)
+        now = _drafting(getattr(worker, "draft_runner", None), size, "draft")
         if now is None:
             return original(worker, forward_batch, *args, **kwargs)
-        LOCAL.round = True
+        LOCAL.round = 0
         try:
             result = original(worker, forward_batch, *args, **kwargs)
         except BaseException:
             now.cancel()
             raise
         finally:
-            LOCAL.round = False
+            passes, LOCAL.round = LOCAL.round, None
+        if not passes:
+            # Of one step a round is what is sampled from the pass before it.
+            now.cancel()
+            return result
         try:
             reason = PATCHES.why(reason_draft, now.watch, "draft", now.size, forward_batch)
             now.ended(now.watch.probe, None, "", reason)

@@ -46,8 +46,8 @@ class Local(threading.local):
     """Why the graphs of prefill have just been refused."""
     allowed = False
     """Whether they have just been allowed."""
-    round = False
-    """Whether it drafts eagerly, in as many passes as there are steps."""
+    round: int | None = None
+    """The passes of an eager round of drafting so far; None outside of one."""
 
 
 LOCAL = Local()
@@ -134,7 +134,10 @@ def forward(original: Function) -> Function:
 
 def _first(original: Function, runner: Any, batch: Any, args: Any, kwargs: Any, usual: Usual | None = None) -> Any:
     """A pass of which little is known yet, or one that is to be timed (``usual``)."""
-    now = None if LOCAL.round or not PATCHES.active else _begin(runner, batch, usual)
+    if LOCAL.round is not None:
+        LOCAL.round += 1
+        return original(runner, batch, *args, **kwargs)
+    now = _begin(runner, batch, usual) if PATCHES.active else None
     if now is None:
         return original(runner, batch, *args, **kwargs)
     timed = now.mark is not None
@@ -217,7 +220,7 @@ def _count(now: Pass, runner: Any, batch: Any, replayed: bool, timed: bool) -> N
 def _reason(now: Pass, runner: Any, graphs: Graphs | None, batch: Any) -> FallbackReason:
     if now.family == SIZED:
         if graphs is None or now.mode == "SPLIT_PREFILL":
-            return FallbackReason.MIXED_BATCH if now.phase == "mixed" else FallbackReason.WRONG_PHASE
+            return FallbackReason.WRONG_PHASE
         return LOCAL.refused or FallbackReason.ENGINE_DECLINED
     if now.watch.drafts:
         return PATCHES.why(reason_draft, now.watch, now.phase, now.size, batch)

@@ -230,3 +230,15 @@ class CudaBackend(Backend):
         """Event pairs on this device."""
         with self.scope():
             return EventTimer(lambda: torch.cuda.Event(enable_timing=True), self._stream_now)
+
+
+def in_use() -> list[tuple[int, float]] | None:
+    """Where torch's allocator has memory that is in use: first address and end of each block, ascending.
+
+    None with an allocator that does not tell.
+    """
+    if torch.cuda.memory.get_allocator_backend() != "native":
+        return None
+    blocks = (block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"])
+    used = (block for block in blocks if block["state"].startswith("active"))
+    return sorted((block["address"], block["address"] + block["size"]) for block in used)

@@ -47,7 +47,7 @@ def examine(page: Page, found: Findings) -> list[Series]:
     """The series of the contract on a page; what is wrong with them goes to ``found``."""
     series = identified(page, found)
     if not series:
-        hint = "give the page of a process after graphprobe.start_exporter(), or of vLLM started with GRAPHPROBE=1"
+        hint = "give the page of a process after graphprobe.start_exporter(), or of an engine started with GRAPHPROBE=1"
         found.add("no-metric", "", "no metric whose name starts with graphprobe_", hint)
         return series
     look_at_metadata(page, found)

@@ -22,7 +22,7 @@ def from_page(body: bytes, name: str) -> Rebuilt:
     page = exposition.parse(body, found)
     series = identified(page, found)
     if not series:
-        hint = "give the page of a process after graphprobe.start_exporter(), or of vLLM started with GRAPHPROBE=1"
+        hint = "give the page of a process after graphprobe.start_exporter(), or of an engine started with GRAPHPROBE=1"
         raise SourceError(f"{name}: these are metrics, but none of graphprobe's. hint: {hint}")
     once = {(one.metric, one.part, tuple(sorted(one.written.items()))): one for one in series}
     rebuilt = refused_if_folded(rebuild(once.values()), name)

@@ -173,7 +173,7 @@ def _strange(text: bytes) -> str:
         return "it is compressed. hint: unpack it on the way: zcat FILE | graphprobe ... -"
     if text.lstrip().startswith((b"# HELP", b"# TYPE")):
         hint = (
-            "does the process call start_exporter(), or was vLLM started with GRAPHPROBE=1 (docs/engines.md)? "
+            "does the process call start_exporter(), or was an engine started with GRAPHPROBE=1 (docs/engines.md)? "
             "of a Prometheus server, give a window of time, too (--last 6h)"
         )
         return f"these are metrics, but none of graphprobe's. hint: {hint}"

@@ -158,12 +158,18 @@ def _noted(reading: Reading) -> str:
     return f" ({'; '.join(reading.notes)})" if reading.notes else ""
 
 
+PREFILL = ".prefill"
+"""How a forward is called whose calls are prefills alone, with graphs of their own."""
+
+
 def _forward(reading: Reading, name: str | None) -> tuple[ForwardSnapshot, list[str]]:
     """The forward that is meant, and a note where others have calls, too."""
     forwards = reading.snapshot.forwards
     if name is not None:
         if name not in forwards:
             raise ConfigError(f"there is no forward {name!r}", f"there are: {_names(forwards.values()) or 'none'}")
+        if name.endswith(PREFILL):
+            raise ConfigError(f"{name} counts tokens of prefill", f"advice is for decode: {name[: -len(PREFILL)]}")
         return forwards[name], []
     if not forwards:
         what = "no forward is in the source. hint: decorate one with capture, or call observe"
@@ -172,7 +178,11 @@ def _forward(reading: Reading, name: str | None) -> tuple[ForwardSnapshot, list[
     whole = [forward for forward in busy if all(_is_part(other, forward) for other in busy if other is not forward)]
     if len(busy) > 1 and not whole:
         raise ConfigError(f"{len(busy)} forwards have calls", f"name one of: {_names(busy)}")
-    aside = [f"{literal(other.name)} has lists and calls of its own: name it" for other in busy if other not in whole]
+    aside = [
+        f"{literal(other.name)} has lists and calls of its own: name it"
+        for other in busy
+        if other not in whole and not other.name.endswith(PREFILL)
+    ]
     return (whole or list(forwards.values()))[0], aside
 
 

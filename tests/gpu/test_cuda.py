@@ -288,6 +288,57 @@ def test_a_compiled_forward_is_captured_compiled() -> None:
     assert 3 == graphed.snapshot().graph_calls
 
 
+def test_a_forward_of_which_parts_are_compiled_is_captured() -> None:
+    """What a compiled part returns is made inside, past the dispatcher, and is read and written by eager operators."""
+    weight = torch.full((64,), 2.0, device="cuda")
+    first, last = linear(), linear()
+
+    @torch.compile
+    def norm(x: torch.Tensor) -> torch.Tensor:
+        return x.float().mul(torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)).mul_(weight)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        y = norm(first(x))
+        y.add_(1)
+        return last(norm(y))
+
+    graphed = capture(forward, buckets=[2, 4], pad="repeat", name="partly compiled")
+    with torch.inference_mode():
+        for size in (4, 4, 4, 2, 2, 2, 3, 3):
+            x = rows(size)
+            torch.testing.assert_close(forward(x), graphed(x))
+        x = rows(4)
+        assert torch.equal(forward(x), graphed(x))
+    found = graphed.snapshot()
+    assert found.graph_calls >= 5, found.causes
+
+
+def test_a_buffer_from_outside_that_only_a_compiled_part_reads_is_still_watched() -> None:
+    """An owner that replaces it ends the graph: in a module all weights are followed where parts are compiled."""
+
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.full((64,), 2.0, device="cuda"))
+            self.inner = linear()
+            self.part = torch.compile(lambda x, scale: x * scale)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(self.part(x, self.scale))
+
+    module = Scaled().eval()
+    plain = module.forward
+    graphed = capture(module, buckets=[4], name="partly compiled, watched")
+    with torch.inference_mode():
+        for _ in range(3):
+            x = rows(4)
+            assert torch.equal(plain(x), graphed(x))
+        module.scale = torch.full((64,), 5.0, device="cuda")
+        for _ in range(3):
+            x = rows(4)
+            assert torch.equal(plain(x), graphed(x))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_memory_efficient_attention_gets_its_graph(dtype: torch.dtype) -> None:
     """It hands a seed back on the host when it is not captured, which is no reason to refuse."""

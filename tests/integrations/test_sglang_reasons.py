@@ -190,7 +190,7 @@ def test_an_engine_without_graphs_has_them_disabled(sglang: Make) -> None:
     engine.prefill(20)
     engine.run("MIXED", 3, 30)
     assert [("decode", 1, "disabled"), ("decode", 2, "disabled")] == sorted(reasons("sglang"))
-    assert [("mixed", 30, "mixed_batch"), ("prefill", 20, "wrong_phase")] == sorted(reasons("sglang.prefill"))
+    assert [("mixed", 30, "wrong_phase"), ("prefill", 20, "wrong_phase")] == sorted(reasons("sglang.prefill"))
 
 
 def test_what_is_refused_after_the_predicate_is_declined(sglang: Make) -> None:
