@@ -69,7 +69,12 @@ def log(level: int, message: str, *values: object, error: BaseException | None =
     except ImportError:
         # The interpreter is ending, and nothing was logged before.
         return
-    logging.getLogger("graphprobe").log(level, message, *values, exc_info=error)
+    try:
+        logging.getLogger("graphprobe").log(level, message, *values, exc_info=error)
+    except Exception:
+        # A handler or a filter of the host's, or another module of this name: nothing of ours may fail for it.
+        if strict():
+            raise
 
 
 INFO, WARNING, ERROR = 20, 30, 40

@@ -68,6 +68,7 @@ class Sentinel:
         self._local = Local()
         self._seen: Cell = [0]
         self._users: set[str] = set()
+        self._called: set[str] = set()
         self._told = False
         self._lock = threading.Lock()
         self._module: ModuleType | None = None
@@ -108,6 +109,10 @@ class Sentinel:
                 _lift(*layer)
             self._layers.clear()
             self._checked = None
+
+    def called(self, user: str) -> None:
+        """A call of ``user`` came by the place where calls are counted, though it may be none: an idle rank's, say."""
+        self._called.add(user)
 
     def launches(self) -> int:
         """Launches of this thread so far."""
@@ -235,7 +240,7 @@ class Sentinel:
         """Tell of an engine that launches and is never counted. Its hooks are in this process, else it is not here."""
         try:
             hooks = self._ledger.hooks.copy()
-            here = sorted({engine for (engine, _), bound in hooks.items() if bound} & self._users)
+            here = sorted({engine for (engine, _), bound in hooks.items() if bound} & self._users - self._called)
             forwards = [found for found in self._ledger.forwards.copy().values() if found.source == "engine"]
             tables = [table.copy() for found in forwards for table in (found.graph, found.eager)]
             if not here or any(cell[0] for table in tables for cell in table.values()):

@@ -35,6 +35,11 @@ class Stopwatch:
         count = self._seen[key] = self._seen.get(key, 0) + 1
         return count % self._every == self._second
 
+    def stop(self) -> None:
+        """Time nothing any more."""
+        self.every = 0
+        self._every, self._second = 1, 1
+
     def begin(self, forward: Forward) -> Any:
         """Begin to time a call; None where it was dropped. Reads the times of earlier ones."""
         if self._timer is None:

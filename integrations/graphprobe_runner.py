@@ -17,7 +17,7 @@ from graphprobe.buckets import Buckets
 from graphprobe.errors import INFO, log
 from graphprobe.export.route import route
 from graphprobe.instrument import Function, Patches
-from graphprobe.ledger import LEDGER, Forward
+from graphprobe.ledger import LEDGER, Forward, Holder
 from graphprobe.observe import observe
 from graphprobe.reasons import FallbackReason
 from graphprobe.sentinel import SENTINEL
@@ -140,6 +140,8 @@ class Watch:
         self._every, self._second = (every, 2 % every) if every else (1, 1)  # 1, 1: never
         self._turns: dict[int, int] = {}
         self.steps = 0
+        self._called = False
+        self._holder: Holder | None = None
         SENTINEL.judges(self.forward)
 
     def _adopt(self, owner: Any) -> Graphs:
@@ -185,6 +187,9 @@ class Watch:
                 self.probe.graph_call(size, bucket, "full", phase)
             else:
                 self.probe.eager_call(size, self._patches.why(why, owner, size, phase), phase)
+            if not self._called:
+                self._called = True
+                SENTINEL.called(self._patches.engine)
             if (launched.count != before) is (bucket is None):
                 SENTINEL.judge(self.forward, "eager" if bucket is None else "graph", before)
         except Exception as error:
@@ -200,7 +205,7 @@ class Watch:
 
     def stepped(self) -> None:
         """So many steps have ended in which calls should have been."""
-        if self.forward.graph or self.forward.eager:
+        if self._called:
             return
         LEDGER.hooks[self._patches.engine, "dispatch"] = False
         text = f"instrumented, but never called: {UNSEEN} steps ran, and none came by the place where calls are counted"
@@ -209,7 +214,8 @@ class Watch:
     def captured(self, owner: Any, books: Books) -> None:
         """The graphs are made: what each took, and all."""
         forward, known = self.forward, 0.0
-        holder = forward.holders[0] if forward.holders else forward.holder()
+        # Of its own: two engines in a process share the forward.
+        holder = self._holder = self._holder or forward.holder()
         holder.buckets |= frozenset(self.sizes)
         holder.pool_bytes = books.bytes
         for bucket, graph in self._adopt(owner).items():

@@ -40,16 +40,21 @@ class Books:
     ``costs`` are those of all runners of the forward, by kind: a drafter has two, with the same sizes.
     """
 
-    def __init__(self, forward: Forward, costs: dict[str, Costs], kind: str) -> None:
+    def __init__(self, forward: Forward, costs: dict[str, Costs], graph: Any) -> None:
+        kind = type(graph).__name__
         self.forward = forward
+        # Graphs of ragged drafts are made by tokens, and pad to so many requests.
+        ragged = getattr(graph, "ragged_verify_mode", False)
+        self._slots = getattr(graph, "_ragged_capture_slots", int) if ragged else int
         self._costs = costs
         self._own = costs[kind] = {}
         self.warmup = 0.0
         self.began = time.perf_counter()
         self.free = free_bytes()
 
-    def captured(self, bucket: int, outcome: str, seconds: float, growth: int | None) -> None:
+    def captured(self, size: int, outcome: str, seconds: float, growth: int | None) -> None:
         """One graph is made, or was tried."""
+        bucket = int(self._slots(size))
         before, taken = self._own.get(bucket, (0.0, 0))
         self._own[bucket] = (before + seconds, None if growth is None or taken is None else taken + growth)
         known = [costs[bucket] for costs in self._costs.values() if bucket in costs]
@@ -97,7 +102,7 @@ def _open(graph: Any) -> Books | None:
             return None
         watch = watch_of(graph.model_runner)
         forward = (watch.prefill if _tokens(graph) else watch.probe).forward
-        return Books(forward, watch.costs.setdefault(forward.name, {}), type(graph).__name__)
+        return Books(forward, watch.costs.setdefault(forward.name, {}), graph)
     except Exception as error:
         failed("capture", error)
         return None

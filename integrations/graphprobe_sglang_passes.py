@@ -70,7 +70,12 @@ class Pass:
         watch = self.watch
         # What a pass will be is not known yet; of prefill there are too many sizes to wait for a second one of each.
         if now or watch.stopwatch.due("", self.size.bit_length() if self.family == SIZED else self.size, self.phase):
-            self.mark = watch.stopwatch.begin(watch.probe.forward)
+            try:
+                self.mark = watch.stopwatch.begin(watch.probe.forward)
+            except Exception as error:
+                # A device without events, say: what is counted does not hang on it.
+                watch.stopwatch.stop()
+                failed("time", error)
 
     def ended(self, probe: Probe, bucket: int | None, mode: str, reason: FallbackReason | None) -> None:
         """It has run: in the graph of a bucket, or eagerly for a reason."""
@@ -155,7 +160,10 @@ def _first(original: Function, runner: Any, batch: Any, args: Any, kwargs: Any, 
 
 def _begin(runner: Any, batch: Any, usual: Usual | None) -> Pass | None:
     try:
-        BATCHES[0] = -1
+        if BATCHES[0] >= 0:
+            BATCHES[0] = -1
+            # An idle rank launches graphs for ever, and none of them is a call.
+            SENTINEL.called("sglang")
         kind = KINDS.get(batch.forward_mode._name_)
         if kind is None or capturing():
             return None
@@ -178,8 +186,8 @@ def _pass(watch: Watch, batch: Any, family: str, phase: str) -> Pass | None:
         if watch.drafts and phase != "draft_extend":
             phase = "draft"
         return Pass(watch, mode, family, phase, batch.batch_size) if batch.batch_size else None
-    if getattr(batch, "encoder_swa_replay", False):
-        # A repetition of an encoder's part, ahead of the pass itself.
+    if getattr(batch, "encoder_swa_replay", False) or (mode == "SPLIT_PREFILL" and getattr(batch, "split_index", 0)):
+        # A repetition of an encoder's part, ahead of the pass itself; or further layers of a pass that was counted.
         return None
     tokens = batch.extend_num_tokens
     return Pass(watch, mode, family, phase, len(batch.input_ids) if tokens is None else tokens)

@@ -145,14 +145,22 @@ class Watch:
         missing = [n for n in range(1, most + 1) if (n not in decode.sizes if exact else n > largest)]
         forward.uncovered[forward.phases[0]] = len(missing)
         if missing:
-            more = {n for n in decode_buckets(most) if n > largest} | ({most} if most > largest else set())
-            option = line("sglang", sorted({*decode.sizes, *more}), pad=True).splitlines()[0]
-            drop = " without --disable-cuda-graph-padding" if exact else ""
-            text = (
-                f"{len(missing)} of the batches up to {most} requests (max_running_requests) have no CUDA graph: "
-                f"{spans(missing)}. Capture more{drop}: {option}, or admit fewer: --max-running-requests {largest}"
-            )
+            what = f"{len(missing)} of the batches up to {most} requests (max_running_requests) have no CUDA graph"
+            text = f"{what}: {spans(missing)}. {self._remedy(runner, decode, most)}"
             forward.explain(f"uncovered/{forward.phases[0]}", text)
+
+    def _remedy(self, runner: Any, decode: Graphs, most: int) -> str:
+        """What to start SGLang with instead."""
+        largest = decode.sizes[-1]
+        more = {n for n in decode_buckets(most) if n > largest} | ({most} if most > largest else set())
+        # The first line is the spelling from 0.5.14 on, the last one that before it.
+        legacy = -1 if "graph_runner" in vars(runner) else 0
+        option = line("sglang", sorted({*decode.sizes, *more})).splitlines()[legacy].rpartition(": ")[2]
+        drop = "Leave out --disable-cuda-graph-padding" if decode.exact else ""
+        if most <= largest:
+            return drop
+        more_of = f"{drop}, and capture" if drop else "Capture"
+        return f"{more_of} more: {option}, or admit fewer: --max-running-requests {largest}"
 
     def publish(self, runner: Any) -> None:
         """The way of all metrics out of this process, with the first pass."""

@@ -12,6 +12,7 @@ from graphprobe import __version__, metrics
 from graphprobe.export.route import route
 from graphprobe.instrument import Function
 from graphprobe.ledger import LEDGER
+from graphprobe.sentinel import SENTINEL
 from graphprobe_vllm import INTEGRATION, PATCHES
 from graphprobe_vllm_watch import OUTSIDE, Watch, watch_of
 
@@ -47,7 +48,11 @@ def publish(watch: Watch, worker: Any, base: Any) -> None:
         forward.pool_estimate_bytes = estimate
     forward.kv_capacity_tokens = kv_tokens(watch.config, getattr(worker, "model_runner", None))
     # Idle ranks of data parallelism decide for ever without a step of their own.
-    OUTSIDE[0] = 0 if int(getattr(watch.config.parallel_config, "data_parallel_size", 1)) == 1 else -math.inf
+    if int(getattr(watch.config.parallel_config, "data_parallel_size", 1)) > 1:
+        OUTSIDE[0] = -math.inf
+        SENTINEL.called("vllm")
+    else:
+        OUTSIDE[0] = 0
     rank = _rank(watch.config.parallel_config, base)
     hint = f"vLLM's steps are counted, but served nowhere. In the shell that starts vLLM: {SHELL} {OWN}"
     found = route(forward, rank, "vLLM's own /metrics", hint)

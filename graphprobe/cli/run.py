@@ -74,10 +74,14 @@ def armed(environment: Mapping[str, str], port: int | None, addr: str | None, ta
 def isolated(command: Sequence[str]) -> str | None:
     """The option with which a Python ignores PYTHONPATH, or imports no ``sitecustomize``; None where there is none."""
     if re.fullmatch(r"python[\d.]*", os.path.basename(command[0])):
-        for option in command[1:]:
-            if not re.fullmatch(r"-[a-zA-Z]+", option) or option[1] in "cmWX":
+        options = iter(command[1:])
+        for option in options:
+            if re.match(r"-[WX]", option):
+                # With a value, in the same word or in the next.
+                next(options, "") if len(option) == 2 else None
+            elif not re.fullmatch(r"-[a-zA-Z]+", option) or option[1] in "cm":
                 break
-            if set("EIS") & set(option):
+            elif set("EIS") & set(option):
                 return option
     return None
 

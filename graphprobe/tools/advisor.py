@@ -122,8 +122,17 @@ def _read(
     return sources.reading(source, window=window, end=end, match=match, timeout=timeout)
 
 
+OWN_RULE = {
+    "nanovllm": "its sizes follow max_num_seqs; engine='graphprobe' is about a capture in its place (docs/migrate.md)",
+    "minisgl": "engine='sglang' pads as it does, and cuda_graph_bs=[...] of its configuration takes such a list",
+}
+"""Engines that are observed, and whose capture is not known here."""
+
+
 def _engine(forward: str) -> str:
     first = forward.split(".")[0]
+    if first in OWN_RULE:
+        raise ConfigError(f"how {first} captures is not known here", OWN_RULE[first])
     return first if first in ENGINE else "graphprobe"
 
 

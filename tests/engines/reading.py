@@ -42,15 +42,15 @@ def calls(page: str, label: str, forward: str = "vllm") -> dict[str, int]:
     return dict(found)
 
 
-def settled(url: str, least: int = 1) -> str:
+def settled(url: str, least: int = 1, forward: str = "vllm") -> str:
     """A server's page once so many ranks have counted, and nothing has changed for longer than our files wait."""
     seen: list[tuple[float, dict[str, int]]] = []
 
     def quiet() -> str:
         page = fetch(f"{url}/metrics")
-        counted = calls(page, "rank")
+        counted = calls(page, "rank", forward)
         if not seen or seen[-1][1] != counted:
             seen.append((time.monotonic(), counted))
         return page if len(counted) >= least and time.monotonic() - seen[-1][0] > 3 else ""
 
-    return until(quiet, 30, "calls of the forward vllm that stay as they are")
+    return until(quiet, 30, f"calls of the forward {forward} that stay as they are")

@@ -1,4 +1,7 @@
-"""`vllm serve` as processes: started with an environment of their own, stopped whatever happens, and all they said."""
+"""Servers as processes: started with an environment of their own, stopped whatever happens, and all they said.
+
+Those of vLLM; ``sglang_serving`` has what is different of SGLang's.
+"""
 
 from __future__ import annotations
 
@@ -35,30 +38,33 @@ SETTINGS = {
 ARGUMENTS = ("--enforce-eager", "--max-model-len=512", "--max-num-seqs=8", "--host=127.0.0.1")
 
 
-def needed() -> None:
-    """Skip the module that asks where no engine is named."""
-    if not os.environ.get("GRAPHPROBE_ENGINES"):
-        reason = "needs vLLM: make test-engines, or the Python of its environment in GRAPHPROBE_ENGINES"
+def needed(variable: str = "GRAPHPROBE_ENGINES", engine: str = "vLLM") -> None:
+    """Skip the module that asks where no Python with the engine is named."""
+    if not os.environ.get(variable):
+        reason = f"needs {engine}: make test-engines, or the Python of its environment in {variable}"
         pytest.skip(reason, allow_module_level=True)
 
 
 def environment(*folders: Path, **settings: str) -> dict[str, str]:
     """That of the tests without what is ours or the engine's, and ``settings``; modules of ``folders`` come first."""
-    others = ("GRAPHPROBE", "VLLM_", "PROMETHEUS_", "PYTHONPATH", "RANK")
+    others = ("GRAPHPROBE", "VLLM_", "SGLANG_", "PROMETHEUS_", "PYTHONPATH", "RANK")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     return kept | SETTINGS | {"PYTHONPATH": os.pathsep.join(map(str, folders))} | settings
 
 
-def distribution(folder: Path, name: str, version: str = "1", plugin: str = "") -> Path:
+def distribution(
+    folder: Path, name: str, version: str = "1", plugin: str = "", group: str = "vllm.general_plugins"
+) -> Path:
     """A folder that looks installed to what reads metadata.
 
-    ``plugin`` is the text of a module whose ``register`` the engine calls in each of its processes.
+    ``plugin`` is the text of a module whose ``register`` the engine, which looks for ``group``, calls in each of its
+    processes.
     """
     info = folder / f"{name}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     if plugin:
-        (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{name} = {name}:register\n")
+        (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {name}:register\n")
         (folder / f"{name}.py").write_text(plugin)
     return folder
 
@@ -70,6 +76,11 @@ def fetch(url: str) -> str:
 
 class Engine:
     """A server that is starting, running or at its end."""
+
+    ready = "/health"
+    """What answers when it serves, and runs no forward."""
+    worker = "VLLM::Worker"
+    """How the titles of the processes begin that run forwards."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         port = free_port()
@@ -100,7 +111,7 @@ class Engine:
         end = time.monotonic() + STARTED
         while self.alive and time.monotonic() < end:
             with contextlib.suppress(OSError):
-                fetch(f"{self.url}/health")
+                fetch(f"{self.url}{self.ready}")
                 return self
             time.sleep(0.25)
         state = "has not answered" if self.alive else f"ended with {self.process.returncode}"
@@ -134,7 +145,7 @@ class Engine:
         titles = ["ps", "--no-headers", "-o", "pid,args", "-s", str(self.process.pid)]
         told = subprocess.run(titles, capture_output=True, text=True, check=True).stdout
         rows = (line.split(None, 1) for line in told.splitlines())
-        return [int(pid) for pid, title in rows if title.startswith("VLLM::Worker")]
+        return [int(pid) for pid, title in rows if title.startswith(self.worker)]
 
     def stop(self) -> None:
         """Ask it to end, and end what is left of it."""
@@ -149,6 +160,8 @@ class Engine:
 class Site:
     """Where an engine is installed: its Python, a model, folders that are searched first, and a folder for logs."""
 
+    engine = Engine
+
     def __init__(self, python: str, model: Path, folders: Sequence[Path], scratch: Path) -> None:
         self.python, self.model, self.folders, self.scratch = python, model, tuple(folders), scratch
         self._started = 0
@@ -156,8 +169,12 @@ class Site:
     def start(self, *arguments: str, plugin: Path | None = None, **settings: str) -> Engine:
         """A server that is starting, with ``settings`` in its environment."""
         self._started += 1
-        command = [self.python, "-m", "vllm.entrypoints.cli.main", "serve", str(self.model), *ARGUMENTS, *arguments]
-        return Engine(command, self.environment(plugin, **settings), self.scratch / f"{self._started}.log")
+        command = [*self.command(), *arguments]
+        return self.engine(command, self.environment(plugin, **settings), self.scratch / f"{self._started}.log")
+
+    def command(self) -> list[str]:
+        """What starts a server."""
+        return [self.python, "-m", "vllm.entrypoints.cli.main", "serve", str(self.model), *ARGUMENTS]
 
     def environment(self, plugin: Path | None = None, **settings: str) -> dict[str, str]:
         return environment(*self.folders, *([] if plugin is None else [plugin]), **settings)

@@ -12,15 +12,15 @@ from tests.integrations.releases import RELEASES
 from tests.wheels import archive
 
 
-def lay(version: str, folder: Path) -> int:
+def lay(version: str, folder: Path, project: str = "vllm", ends: tuple[str, ...] = (".py",)) -> int:
     """The Python files of one release; how many there are. Nothing is done where they are there already."""
-    done = folder / version / "vllm"
+    done = folder / version / project
     if done.is_dir():
         return 0
     part = folder / f"{version}.part"
     # In the order in which they lie in the wheel, so that one read brings many.
-    with archive("vllm", version, 1 << 20) as wheel:
-        found = sorted((i for i in wheel.infolist() if i.filename.endswith(".py")), key=lambda i: i.header_offset)
+    with archive(project, version, 1 << 20) as wheel:
+        found = sorted((i for i in wheel.infolist() if i.filename.endswith(ends)), key=lambda i: i.header_offset)
         for one in found:
             wheel.extract(one, part)
     part.rename(folder / version)
