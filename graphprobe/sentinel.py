@@ -105,9 +105,7 @@ class Sentinel:
                 self._hook.remove()
                 self._hook = None
             # The last one first: it may lie upon another.
-            for layer in reversed(self._layers):
-                _lift(*layer)
-            self._layers.clear()
+            self._layers = [layer for layer in reversed(self._layers) if not _lift(*layer)][::-1]
             self._checked = None
 
     def called(self, user: str) -> None:
@@ -164,7 +162,7 @@ class Sentinel:
         if register is not None:
             self._hook = register(self._counting(_nothing))
         else:
-            self._lay(module.CUDAGraph, self._counting(module.CUDAGraph.replay))
+            self._lay_below(module.CUDAGraph)
         self.bound = True
         self._ledger.replays_seen = self._seen
 
@@ -190,6 +188,11 @@ class Sentinel:
                 return True
             method = getattr(method, "__wrapped__", None)
         return False
+
+    def _lay_below(self, kind: Any) -> None:
+        """The layer around torch's own; one of earlier that could not be lifted counts again, or lies below."""
+        if not self._knows(kind.replay):
+            self._lay(kind, (self._around if self._layers else self._counting)(kind.replay))
 
     def _lay(self, kind: Any, layer: Callable[[Any], Any]) -> None:
         original = vars(kind).get("replay")
@@ -264,13 +267,15 @@ def _takes_nothing(method: Any) -> bool:
     return code is not None and code.co_argcount == 1 and not code.co_kwonlyargcount and not code.co_flags & 0b1100
 
 
-def _lift(kind: Any, ours: Any, original: Any) -> None:
+def _lift(kind: Any, ours: Any, original: Any) -> bool:
+    """Take a layer away; False where another tool's lies upon it."""
     if vars(kind).get("replay") is not ours:
-        return
+        return False
     if original is None:
         del kind.replay
     else:
         kind.replay = original
+    return True
 
 
 SENTINEL = Sentinel()

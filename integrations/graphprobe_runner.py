@@ -17,7 +17,7 @@ from graphprobe.buckets import Buckets
 from graphprobe.errors import INFO, log
 from graphprobe.export.route import route
 from graphprobe.instrument import Function, Patches
-from graphprobe.ledger import LEDGER, Forward, Holder
+from graphprobe.ledger import LEDGER, Forward, Holder, ignore_active, ignored
 from graphprobe.observe import observe
 from graphprobe.reasons import FallbackReason
 from graphprobe.sentinel import SENTINEL
@@ -170,7 +170,7 @@ class Watch:
             # Which graph it will be is not known yet; prompts have too many lengths to have a second each.
             kind = size if phase == "decode" else 0
             turn = self._turns[kind] = self._turns.get(kind, 0) + 1
-            if turn % self._every == self._second:
+            if turn % self._every == self._second and not (ignore_active[0] and ignored()):
                 mark = self._stopwatch.begin(self.forward)
         except Exception as error:
             self._patches.failed("begin", error)

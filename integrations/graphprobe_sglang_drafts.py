@@ -22,7 +22,8 @@ def draft(original: Function) -> Function:
     """Around a drafter's graph, which covers a whole round or its first pass."""
 
     def execute(graph: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        now = _drafting(graph.model_runner, forward_batch.batch_size, _phase(graph))
+        runner, size = getattr(graph, "model_runner", None), getattr(forward_batch, "batch_size", 0)
+        now = _drafting(runner, size, _phase(graph))
         if now is None:
             return original(graph, forward_batch, *args, **kwargs)
         try:

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from graphprobe.instrument import Function
-from graphprobe.ledger import FREE_THREADED, ignore_active
+from graphprobe.ledger import FREE_THREADED, LEDGER, ignore_active, ignored
 from graphprobe.observe import Probe
 from graphprobe.reasons import FallbackReason
 from graphprobe.sentinel import SENTINEL
@@ -68,6 +68,8 @@ class Pass:
     def time(self, *, now: bool = False) -> None:
         """Time it where it is its turn, or ``now``."""
         watch = self.watch
+        if ignore_active[0] and ignored():
+            return
         # What a pass will be is not known yet; of prefill there are too many sizes to wait for a second one of each.
         if now or watch.stopwatch.due("", self.size.bit_length() if self.family == SIZED else self.size, self.phase):
             try:
@@ -154,6 +156,7 @@ def _first(original: Function, runner: Any, batch: Any, args: Any, kwargs: Any, 
     try:
         _count(now, runner, batch, output.can_run_graph, timed)
     except Exception as error:
+        now.cancel()
         failed("count", error)
     return output
 
@@ -162,6 +165,8 @@ def _begin(runner: Any, batch: Any, usual: Usual | None) -> Pass | None:
     try:
         if BATCHES[0] >= 0:
             BATCHES[0] = -1
+            if LEDGER.hooks.get(("sglang", "dispatch")) is False:
+                LEDGER.hooks["sglang", "dispatch"] = True
             # An idle rank launches graphs for ever, and none of them is a call.
             SENTINEL.called("sglang")
         kind = KINDS.get(batch.forward_mode._name_)
@@ -197,7 +202,12 @@ def _unlike(runner: Any, batch: Any, usual: Usual, replayed: bool, launched: boo
     """A pass that looked as usual, and went another way: eagerly, in another bucket, or without a launch of torch's."""
     watch = watch_of(runner)
     now = Pass(watch, batch.forward_mode._name_, "decode", usual.phase, usual.size)
-    now.before -= launched
+    if launched:
+        now.before -= 1
+    elif replayed:
+        # By another thread, or past torch: from now on it is looked at as if seen first, which knows both.
+        watch.usual.pop((batch.forward_mode, usual.size), None)
+        now.before -= SENTINEL.state() is not usual.state
     LOCAL.allowed = False
     _count(now, runner, batch, replayed, False)
 
@@ -221,6 +231,9 @@ def _count(now: Pass, runner: Any, batch: Any, replayed: bool, timed: bool) -> N
         return
     if now.mode in USUAL and watch.on_gpu and graphs.tells and not watch.drafts and (timed or not every):
         key = batch.forward_mode, now.size
+        if SENTINEL.launches() == now.before:
+            # What cannot be confirmed is never like this.
+            return
         if key not in watch.usual and hasattr(runner, "decode_cuda_graph_runner"):
             watch.usual[key] = Usual(watch.probe, now.size, bucket, graphs.mode, now.phase, every)
 
@@ -256,14 +269,18 @@ def batch(original: Function) -> Function:
     def run_batch(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         if PATCHES.active:
-            _ran()
+            _ran(args)
         return result
 
     return run_batch
 
 
-def _ran() -> None:
+def _ran(args: tuple[Any, ...]) -> None:
     try:
+        mode = getattr(args[1] if len(args) > 1 else None, "forward_mode", None)
+        if getattr(mode, "_name_", "") == "PREBUILT":
+            # Another server has run its pass.
+            return
         if BATCHES[0] < 0:
             # It has served its purpose.
             PATCHES.done("batch")

@@ -198,7 +198,10 @@ def _needs_head(runner: Any, batch: Any) -> bool:
 
 def _context(forward: Forward, runner: Any, batch: Any) -> FallbackReason | None:
     limits = [n for n in (getattr(runner, "max_context_size", None), getattr(runner, "max_seq_len", None)) if n]
-    longest = runner._batch_max_context_len(batch) if limits else None
+    if not limits or getattr(batch, "seq_lens_cpu", None) is None:
+        # Without lengths on the host SGLang asks the device, and waits.
+        return None
+    longest = runner._batch_max_context_len(batch)
     over = any(longest is None or longest > limit for limit in limits)
     return declined(forward, "context_length") if over else None
 

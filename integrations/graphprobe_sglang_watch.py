@@ -123,7 +123,7 @@ class Watch:
         decode, prefill = (self.graphs(found) for found in graph_runners(runner))
         self.probe.forward.kv_capacity_tokens = kv_tokens(runner)
         if decode is not None and decode.sizes:
-            self._observe("", "requests", Buckets(decode.sizes))
+            self._observe("", "requests", Buckets(decode.sizes[:1024]))
             self.check(runner, decode)
         if prefill is not None and prefill.sizes:
             self._observe(".prefill", "tokens", Buckets(prefill.sizes[:1024]))
@@ -165,8 +165,11 @@ class Watch:
     def publish(self, runner: Any) -> None:
         """The way of all metrics out of this process, with the first pass."""
         self.published = True
-        # Once more: graphs of prefill may have been made last.
-        self.captured()
+        try:
+            # Once more: graphs of prefill may have been made last.
+            self.captured()
+        except Exception as error:
+            PATCHES.failed("start", error)
         if self.on_gpu:
             SENTINEL.judges(self.probe.forward)
         arguments: Any = getattr(runner, "server_args", None)

@@ -26,7 +26,8 @@ def route(forward: Forward, rank: int, page: str, hint: str, *, shared: bool = T
             # One that is missing ends vLLM's API server; made here, it would do so later and elsewhere.
             os.stat(directory)
             _started(directory, None)
-            return f"on {page} (through {directory})" if shared else f"files in {directory}"
+            beside = "; GRAPHPROBE_PORT is not used beside it" if port else ""
+            return f"on {page} (through {directory}{beside})" if shared else f"files in {directory}{beside}"
         if port:
             _started(_own_folder(int(port)), int(port))
             return f"on port {port}"
@@ -44,7 +45,9 @@ def _own_folder(port: int) -> str:
     """The folder that the ranks of this user share for an endpoint of their own."""
     base = os.environ.get("XDG_RUNTIME_DIR", "")
     usable = os.path.isdir(base) and os.access(base, os.W_OK | os.X_OK)
-    path = os.path.join(base if usable else tempfile.gettempdir(), f"graphprobe-{os.getuid()}-{port}")
+    # Below `graphprobe run` the processes of one command, which have its number: another has not this port.
+    name = "-".join(filter(None, ("graphprobe", str(os.getuid()), str(port), os.environ.get("GRAPHPROBE_RUN"))))
+    path = os.path.join(base if usable else tempfile.gettempdir(), name)
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
