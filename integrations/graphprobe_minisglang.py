@@ -12,7 +12,7 @@ from typing import Any
 from graphprobe.instrument import Function, Hook, Integration, Patches
 from graphprobe.observe import spans
 from graphprobe.reasons import FallbackReason
-from graphprobe_runner import KEY, UNSEEN, Books, Watch, captures, lost
+from graphprobe_runner import KEY, UNSEEN, Books, Watch, captures, lost, stepped
 
 NAME = "minisgl"
 ENGINE = "minisgl.engine.engine"
@@ -77,21 +77,10 @@ def step(original: Function) -> Function:
         engine = getattr(args[0], "engine", None)
         watch = getattr(engine, KEY, None)
         if (watch is None or watch.steps < UNSEEN) and PATCHES.active:
-            _stepped(engine)
+            stepped(PATCHES, engine, _watching)
         return result
 
     return forward
-
-
-def _stepped(engine: Any) -> None:
-    try:
-        watch = getattr(engine, KEY, None) or _watching(engine)
-        if watch is not None:
-            watch.steps += 1
-            if watch.steps == UNSEEN:
-                watch.stepped()
-    except Exception as error:
-        failed("step", error)
 
 
 def capture(original: Function) -> Function:

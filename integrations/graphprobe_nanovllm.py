@@ -11,7 +11,7 @@ from typing import Any
 from graphprobe.instrument import Function, Hook, Integration, Patches
 from graphprobe.observe import spans
 from graphprobe.reasons import FallbackReason
-from graphprobe_runner import KEY, UNSEEN, Books, Watch, captures, lost
+from graphprobe_runner import KEY, UNSEEN, Books, Watch, captures, lost, stepped
 
 ENGINE = "nanovllm"
 RUNNER = "nanovllm.engine.model_runner"
@@ -80,21 +80,10 @@ def step(original: Function) -> Function:
         result = original(*args, **kwargs)
         watch = getattr(args[0], KEY, None)
         if (watch is None or watch.steps < UNSEEN) and PATCHES.active:
-            _stepped(args[0])
+            stepped(PATCHES, args[0], _watching)
         return result
 
     return run
-
-
-def _stepped(runner: Any) -> None:
-    try:
-        watch = getattr(runner, KEY, None) or _watching(runner)
-        if watch is not None:
-            watch.steps += 1
-            if watch.steps == UNSEEN:
-                watch.stepped()
-    except Exception as error:
-        failed("step", error)
 
 
 def capture(original: Function) -> Function:

@@ -240,6 +240,18 @@ class Watch:
             log(INFO, text, __version__, self._patches.release, graphs, sum(hooks), len(hooks), served)
 
 
+def stepped(patches: Patches, owner: Any, watching: Callable[[Any], Watch | None]) -> None:
+    """A step of what calls the place where calls are counted has ended; after some of them there must be calls."""
+    try:
+        watch = getattr(owner, KEY, None) or watching(owner)
+        if watch is not None:
+            watch.steps += 1
+            if watch.steps == UNSEEN:
+                watch.stepped()
+    except Exception as error:
+        patches.failed("step", error)
+
+
 def lost(patches: Patches, unit: str, listed: list[int], made: Mapping[int, Any], error: BaseException) -> None:
     """A capture has raised, which ends the start of these engines: the largest size that has none is the one."""
     try:
