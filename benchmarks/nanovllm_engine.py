@@ -138,6 +138,7 @@ def run_one(name: str, options: argparse.Namespace) -> dict[str, Any]:
         "raised": sum(isinstance(answer, str) for answer in answers),
         "digests": [hashlib.sha256(repr(answer).encode()).hexdigest()[:12] for answer in answers],
         "said": said.lines,
+        "machine": machine(options.checkout, cpu),
     }
     if not plain:
         found |= counted("nanovllm.decode" if migrated else "nanovllm")
@@ -146,6 +147,16 @@ def run_one(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
         found |= nanovllm_speed.measure(llm, cpu)
     return found
+
+
+def machine(checkout: str, cpu: bool) -> dict[str, str]:
+    """Where and with what this runs; asked in the engine's process, which has the device anyway."""
+    import torch
+
+    asked = ["git", "-C", checkout, "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    told = {"nano-vllm": commit, "torch": torch.__version__, "python": sys.version.split()[0]}
+    return told | {"device": "cpu" if cpu else torch.cuda.get_device_name(), "date": time.strftime("%Y-%m-%d")}
 
 
 def counted(name: str) -> dict[str, Any]:
@@ -187,13 +198,14 @@ def main() -> None:
         print(json.dumps(run_one(options.one, options)))
         sys.stdout.flush()
         os._exit(0)  # nano-vllm's own end waits for a process group that we do not need
-    results = {}
+    results: dict[str, dict[str, Any]] = {"machine": {}}
     with tempfile.TemporaryDirectory() as folder:
         import model
 
         model.write(Path(folder))
         for name in options.only or SCENARIOS:
             results[name] = scenario(name, folder, options)
+            results["machine"] = results[name].pop("machine", results["machine"])
             show(name, results[name])
             if options.json:
                 options.json.write_text(json.dumps(results, indent=1) + "\n")

@@ -6,20 +6,12 @@ python benchmarks/pages.py
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
 
-DOCS = Path(__file__).parent.parent / "docs"
-
-Row = Sequence[object]
-
-
-def table(head: Row, rows: Iterable[Row]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+from nanovllm_page import nanovllm
+from page_tables import DOCS, Row, load, table
+from sglang_page import sglang
+from vllm_page import vllm
 
 
 def calls(rows: Mapping[str, Mapping[str, float]]) -> str:
@@ -36,11 +28,6 @@ def calls(rows: Mapping[str, Mapping[str, float]]) -> str:
         for name, r in rows.items()
     ]
     return table(["variant", "host us", "over raw", "x raw", "total us"], body)
-
-
-def load(name: str) -> Any:
-    """One result."""
-    return json.loads((DOCS / "gpu" / f"{name}.json").read_text())
 
 
 def overhead() -> str:
@@ -134,91 +121,6 @@ def exporting() -> str:
     return "\n\n".join([*parts, table(["scrape", "label sets", "ms", "bytes"], body)])
 
 
-def vllm() -> str:
-    """What vLLM did in each scenario, as counted, and what counting it costs."""
-    scenarios = load("vllm")["scenarios"]
-    body: list[Row] = [
-        [name, *line]
-        for name, found in scenarios.items()
-        for line in [*steps("", found["rows"]), *steps("drafter ", found["drafter"])]
-    ]
-    counted = table(["engine", "phase", "path", "tokens (-> bucket): calls"], body)
-    checks: list[Row] = [
-        [
-            name,
-            found["steps"],
-            "equal" if found["sizes as scheduled"] else "different",
-            found["full graph calls"],
-            found["replays"],
-            "-" if found["served"] is None else f"{sum(found['served'].values()):.0f}",
-            next(iter(found["uncovered"].values()), "-"),
-        ]
-        for name, found in scenarios.items()
-    ]
-    head = ["engine", "steps", "sizes", "in full graphs", "replays", "served", "uncovered sizes"]
-    said = sorted(
-        {line for found in scenarios.values() for line in found["said at the start"] if "decode steps" in line}
-    )
-    warned = "\n".join(f"```text\n{line}\n```" for line in said)
-    return f"{counted}\n\n{table(head, checks)}\n\nSaid before the first request:\n\n{warned}\n\n{vllm_cost(scenarios)}"
-
-
-def vllm_memory() -> str:
-    """What captures cost each runner, by the engine itself and by bucket."""
-    body: list[Row] = []
-    for name, found in load("vllm_memory")["scenarios"].items():
-        estimate = found["pool_estimate_bytes"]
-        buckets = sorted(found["pool_growth"], key=int, reverse=True)
-        parts = [
-            f"{n}: {found['capture_seconds'][n]:.2f} s, {found['pool_growth'][n] / 2**20:.0f} MiB" for n in buckets
-        ]
-        told = f"{estimate / 2**20:.0f}" if estimate else "none"
-        body.append(
-            [name, f"{found['pool_bytes'] / 2**20:.0f}", told, f"{found['kv_capacity_tokens']:,}", "; ".join(parts)]
-        )
-    head = [
-        "engine",
-        "graphs, MiB",
-        "its estimate, MiB",
-        "KV capacity, tokens",
-        "by bucket (both modes, warm-up included)",
-    ]
-    return table(head, body)
-
-
-def steps(part: str, rows: Sequence[Sequence[Any]]) -> list[Row]:
-    """The rows of one forward, those of a kind in one line."""
-    lines: dict[tuple[str, str], list[str]] = {}
-    for phase, path, mode, tokens, bucket, reason, calls in rows:
-        size = str(tokens) if bucket is None else f"{tokens} -> {bucket}"
-        lines.setdefault((f"{part}{phase}", f"{path}, {mode or reason}"), []).append(f"{size}: {calls}")
-    return [[phase, kind, ", ".join(sizes)] for (phase, kind), sizes in lines.items()]
-
-
-def vllm_cost(scenarios: Mapping[str, Any]) -> str:
-    """Tokens/s with and without, and microseconds of each hook, in the scenarios where they were measured."""
-    timed = {name: found for name, found in scenarios.items() if "throughput" in found}
-    body: list[Row] = []
-    for name, found in timed.items():
-        speed = found["throughput"]
-        low, high = speed["on / off, 95 % interval of the median"]
-        hooks = found["us per step of each hook"]
-        body.append(
-            [
-                name,
-                f"{speed['tokens/s off']:,.0f}",
-                f"{speed['tokens/s on']:,.0f}",
-                f"{speed['on / off']:.4f} ({low:.4f} to {high:.4f})",
-                2 * speed["blocks"],
-                f"{speed['us per step off']:,.0f}",
-                f"{sum(hooks.values()):.1f}",
-                "identical" if speed["identical"] else "different",
-            ]
-        )
-    head = ["engine", "tokens/s without", "with", "ratio of neighbours, median (95 %)", "blocks", "us per step"]
-    return table([*head, "of these ours", "tokens"], body)
-
-
 def tests() -> str:
     """What ran of tests/gpu, on one GPU and on two."""
     parts = []
@@ -273,21 +175,11 @@ A count took 0.19 or 0.34 us on this host, by rounds and not by routes: a ratio 
 
 {exporting()}
 
-## vLLM
-
-`python benchmarks/vllm_engine.py`: vLLM {load("vllm")["vllm"]}, torch {load("vllm")["torch"]}, {load("vllm")["date"]}.
-Both model runners, a Qwen3 (with eagle: a Llama) of two layers with made-up weights, capture sizes 1, 2, 4, 8, 16; 16
-requests that end one after another, 8 with 3 speculative tokens; two rounds.
-Held against what vLLM's scheduler gave out (sizes), and against a count of `torch.cuda.CUDAGraph.replay`: one for a
-step in a full graph, and more for pieces and drafters. Served: calls as prometheus_client reads them in the directory.
-Speed: a steady batch of 16 in blocks of 16 steps, by turns with and without the hooks. With two layers the host is all
-that counts, which is the worst case. What is ours per step is measured around each hook, inside the engine.
-The engines started beside each other, so that bytes of graphs, which vLLM takes from the device's free memory, say
-nothing there; in [gpu/vllm_memory.json](gpu/vllm_memory.json) each was alone.
-
 {vllm()}
 
-{vllm_memory()}
+{sglang()}
+
+{nanovllm()}
 
 ## Tests
 

@@ -247,3 +247,21 @@ def test_graph_calls_that_launched_nothing_are_told() -> None:
     assert ("warning", "16 graph calls of sglang launched nothing") == (found.severity, found.what)
     for page in (mismatched("graph", PATIENCE - 1), mismatched("eager", 900)):
         assert "engine-launches" not in rules(page)
+
+
+def test_the_passes_of_sglang_are_told_beside_its_own(tmp_path: Path) -> None:
+    """By its modes; decode and verify are one of them."""
+    ledger = Ledger()
+    probe = observe("sglang", [1, 2, 4], unit="requests", source="engine", ledger=ledger)
+    prompts = observe("sglang.prefill", unit="tokens", source="engine", ledger=ledger)
+    probe.forward.graph_cell(3, 4)[0] += 20
+    probe.forward.graph_cell(3, 4, "verify")[0] += 5
+    probe.forward.eager_cell(9, FallbackReason.BATCH_TOO_LARGE)[0] += 7
+    prompts.forward.eager_cell(700, FallbackReason.WRONG_PHASE, "prefill")[0] += 2
+    theirs = {"decode_cuda_graph": 25, "decode_none": 7, "prefill_none": 2}
+    lines = [f'sglang:cuda_graph_passes_total{{mode="{mode}",tp_rank="0"}} {n}' for mode, n in theirs.items()]
+    path = tmp_path / "page.prom"
+    path.write_text(exposed(ledger) + "# TYPE sglang:cuda_graph_passes_total counter\n" + "\n".join(lines) + "\n")
+    assert "decode_cuda_graph 25 and 25, decode_none 7 and 7, prefill_cuda_graph 0 and 0, prefill_none 2 and 2" in str(
+        check(path)
+    )

@@ -421,8 +421,9 @@ def test_exit_status_and_list(tmp_path: Path) -> None:
     bad.write_text(changed('outcome="oom"', 'outcome="failed"', page))
     fine = run(str(good))
     assert 0 == fine.exit_code
-    verdict, hooks = fine.stdout.splitlines()
+    verdict, silent, hooks = fine.stdout.splitlines()
     assert "conforms" in verdict
+    assert "no data" in silent
     assert "hooks are in place" in hooks
     done = run(str(bad))
     lines = done.stdout.splitlines()

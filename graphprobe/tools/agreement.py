@@ -16,7 +16,7 @@ from typing import NamedTuple
 from graphprobe import metrics
 from graphprobe.sentinel import PATIENCE
 from graphprobe.sentinel import SILENT as LAUNCHES
-from graphprobe.tools import vllm
+from graphprobe.tools import sglang, vllm
 from graphprobe.tools.exposition import Page
 from graphprobe.tools.findings import Findings, short
 from graphprobe.tools.series import Process, Series
@@ -51,6 +51,8 @@ class Counted(NamedTuple):
     finished: float
     ours: Counter[Process]
     sure: Counter[Process]
+    passes: Counter[str]
+    """What SGLang counted, by its mode."""
 
 
 def counted(page: Page, series: list[Series]) -> Counted:
@@ -63,7 +65,7 @@ def counted(page: Page, series: list[Series]) -> Counted:
             ours[one.process] += round(one.value)
             sure[one.process] += round(one.value) if one.labels["phase"] != "prefill" else 0
     iterations, finished = (vllm.total(page.beside, name) for name in (vllm.ITERATIONS, vllm.FINISHED))
-    return Counted(vllm.engines(page.beside), iterations, finished, ours, sure)
+    return Counted(vllm.engines(page.beside), iterations, finished, ours, sure, sglang.passes(page.beside))
 
 
 def told(series: list[Series], now: Counted) -> Iterator[str]:
@@ -80,6 +82,21 @@ def told(series: list[Series], now: Counted) -> Iterator[str]:
         span = f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
         each = "" if len(now.ours) == 1 else f" by each of {len(now.ours)} processes"
         yield f"{vllm.FORWARD}: {span} steps counted{each}, {now.iterations:,.0f} iterations counted by vLLM"
+    yield from _passes(series, now.passes)
+
+
+def _passes(series: list[Series], theirs: Counter[str]) -> Iterator[str]:
+    """Both counts, where one process of ours stands beside SGLang's: of more ranks only one tells SGLang."""
+    if not theirs:
+        return
+    calls = [one for one in series if one.metric in (metrics.GRAPH_CALLS, metrics.EAGER_CALLS)]
+    ours = Counter(dict.fromkeys(sglang.MODES, 0))
+    for one in calls:
+        for mode, (forward, metric) in sglang.MODES.items():
+            ours[mode] += round(one.value) if (one.labels["forward"], one.metric) == (forward, metric) else 0
+    if ours.total() and len({one.process for one in calls}) == 1:
+        both = ", ".join(f"{mode} {ours[mode]:,} and {theirs[mode]:,}" for mode in sglang.MODES)
+        yield f"sglang: passes counted here and by SGLang itself: {both}"
 
 
 def look_at_launches(series: list[Series], found: Findings) -> None:

@@ -15,9 +15,12 @@ from dataclasses import dataclass, field
 
 from prometheus_client.openmetrics.parser import text_fd_to_metric_families as openmetrics_families
 
+from graphprobe.tools import sglang, vllm
 from graphprobe.tools.findings import Findings, short
 from graphprobe.tools.grammar import Line, Meta, Unreadable, metadata, sample
-from graphprobe.tools.vllm import NAMES as BESIDE
+
+BESIDE = vllm.NAMES | sglang.NAMES
+"""Series of engines that are kept beside ours."""
 
 MAX_BYTES = 16 << 20
 """Longest page that is looked at: a hundred forwards with all their label sets are half of it."""
