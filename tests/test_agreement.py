@@ -262,6 +262,7 @@ def test_the_passes_of_sglang_are_told_beside_its_own(tmp_path: Path) -> None:
     lines = [f'sglang:cuda_graph_passes_total{{mode="{mode}",tp_rank="0"}} {n}' for mode, n in theirs.items()]
     path = tmp_path / "page.prom"
     path.write_text(exposed(ledger) + "# TYPE sglang:cuda_graph_passes_total counter\n" + "\n".join(lines) + "\n")
-    assert "decode_cuda_graph 25 and 25, decode_none 7 and 7, prefill_cuda_graph 0 and 0, prefill_none 2 and 2" in str(
-        check(path)
-    )
+    assert (
+        "sglang: passes counted here and by SGLang itself: decode_cuda_graph 25 and 25, decode_none 7 and 7, "
+        "prefill_cuda_graph 0 and 0, prefill_none 2 and 2"
+    ) in check(path).notes
