@@ -5,7 +5,7 @@
 CHECKOUT is a clone of nano-vllm (tested: bb823b3). Each scenario is an engine in a process of its own, one after the
 other, since nano-vllm's port is fixed; a tiny Qwen3 with made-up weights, so that the host is the bottleneck, which is
 the worst case for an observer. torch's attention stands for ``flash_attn``. With ``--cpu`` no GPU is needed: then the
-counts and the answers mean something, the times nothing.
+counts and the answers mean something, the times nothing. What an H200 gave is docs/gpu.md, "nano-vllm".
 """
 
 from __future__ import annotations

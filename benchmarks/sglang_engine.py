@@ -7,7 +7,7 @@ the bottleneck, which is the worst case for an observer. Twenty requests, of whi
 Needs SGLang and a GPU; GRAPHPROBE_CPU=1 tries what a CPU can of it, with tests/engines/sglang_stubs on PYTHONPATH.
 
 One engine is first, since it compiles what all need, then come those that are only counted, beside each other, and
-what is timed is alone.
+what is timed is alone. What an H200 gave is docs/gpu.md, "SGLang".
 """
 
 from __future__ import annotations

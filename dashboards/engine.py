@@ -32,8 +32,8 @@ def engine() -> Row:
     full = lines(
         "Full graphs of decode steps",
         "Of the graph calls of decode, verify and draft steps, those whose graph covers the whole forward (vLLM: "
-        "FULL). The others are piecewise or breakable: hits, too, with a part that runs eagerly. Misses are left out "
-        "here.",
+        "FULL, SGLang: full). The others are piecewise or breakable: hits, too, with a part that runs eagerly. Misses "
+        "are left out here.",
         "percentunit",
         NO_TRAFFIC,
         [Query(full_share("job, forward"), "{{job}} {{forward}}")],
@@ -42,8 +42,8 @@ def engine() -> Row:
     sizes = bars(
         "Decode steps by size and mode",
         "Graph calls of decode, verify and draft steps in this range of time, by batch size (vLLM: tokens, so requests "
-        "times 1 + speculative tokens). A size that is not full lies between the sizes of full graphs. Choose one "
-        "forward.",
+        "times 1 + speculative tokens; SGLang, nano-vllm and mini-sglang: requests). In vLLM a size that is not full "
+        "lies between the sizes of full graphs. Choose one forward.",
         "short",
         steps_by_mode(),
         "batch_size",
@@ -54,7 +54,7 @@ def engine() -> Row:
     start = grid(
         "What the start has made",
         "By rank. over: graph memory beyond the engine's own estimate, on which its KV cache was sized; what is far "
-        "below 0 is memory that the cache could have. uncovered: decode steps that have no full graph.",
+        "below 0 is memory that the cache could have; known of vLLM. uncovered: decode steps that have no full graph.",
         UNKNOWN,
         labels,
         (

@@ -107,7 +107,8 @@ def _faults() -> list[Panel]:
     )
     missing = stat(
         "Uncovered sizes",
-        "Batch sizes that the engine may send and no bucket serves. Known where max_batch= is given, and of vLLM.",
+        "Batch sizes that the engine may send and no bucket serves. Known where max_batch= is given, and of vLLM, "
+        "SGLang, nano-vllm and mini-sglang.",
         "none",
         UNKNOWN,
         [Query(uncovered, "{{job}} {{forward}} {{phase}}", now=True)],

@@ -192,7 +192,7 @@ unknown, and then no series can be born at 0 (a warning where the forward has gr
 not the padded total.
 
 **At most {metrics.LIMIT} label sets per forward**, a histogram counting as one, and {metrics.ENGINE_LIMIT:,} where
-`graphprobe_forward_info` has `source="engine"`: an engine has one forward, and many sizes, modes and phases of it.
+`graphprobe_forward_info` has `source="engine"`: an engine has few forwards, and many sizes, modes and phases of each.
 Nothing that belongs to a request becomes a label.
 Above that graphprobe merges label sets into coarser ones, never drops a call, and counts each step in
 `graphprobe_internal_errors_total{{where="label_limit"}}`: only then `batch_size` and `bucket` may be coarser ranges

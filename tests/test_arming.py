@@ -49,7 +49,7 @@ def test_the_engines_are_those_that_have_an_integration() -> None:
     assert set(INTEGRATIONS) == set(graphprobe_arming.ENGINES)
 
 
-def test_the_process_itself(site: Path) -> None:
+def test_the_process_itself_is_observed(site: Path) -> None:
     """As soon as the engine has been imported; not without `graphprobe run`, nor where GRAPHPROBE says no."""
     code = "import job; print(job.step()[1])"
     assert python(code, below_run(site)) == (f"{COUNTED}\n", "", 0)
@@ -58,7 +58,7 @@ def test_the_process_itself(site: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
-def test_a_process_of_multiprocessing(site: Path, method: str) -> None:
+def test_a_process_of_multiprocessing_is_observed(site: Path, method: str) -> None:
     """However it is started; a fork has its own counts."""
     body = f"""
     import multiprocessing
@@ -72,7 +72,7 @@ def test_a_process_of_multiprocessing(site: Path, method: str) -> None:
     assert f"{COUNTED} True" == script(site, body)
 
 
-def test_a_pool_of_concurrent_futures(site: Path) -> None:
+def test_a_pool_of_concurrent_futures_is_observed(site: Path) -> None:
     """Of spawned processes, too."""
     body = """
     import multiprocessing
@@ -84,7 +84,7 @@ def test_a_pool_of_concurrent_futures(site: Path) -> None:
 
 
 @pytest.mark.parametrize("between", ["", "sh -c", "env -- sh -c"])
-def test_a_subprocess(site: Path, between: str) -> None:
+def test_a_subprocess_is_observed(site: Path, between: str) -> None:
     """Of the same Python, below a shell too."""
     body = f"""
     import shlex, subprocess, sys
@@ -96,7 +96,7 @@ def test_a_subprocess(site: Path, between: str) -> None:
     assert COUNTED == script(site, body)
 
 
-def test_a_launcher_that_makes_pythonpath_of_sys_path(site: Path) -> None:
+def test_children_are_observed_of_a_launcher_that_makes_pythonpath_of_sys_path(site: Path) -> None:
     """Its children are armed all the same, since the folder stays in `sys.path`."""
     body = """
     import os, subprocess, sys
@@ -114,7 +114,7 @@ def test_an_isolated_python_is_left_alone(site: Path, option: str) -> None:
     assert "{}\n" == subprocess.check_output(command, env=below_run(site), text=True)
 
 
-def test_two_engines_in_one_process(site: Path) -> None:
+def test_two_engines_in_one_process_are_observed(site: Path) -> None:
     """Also one whose package has no `__init__.py`."""
     code = """
     import job, minisgl.engine

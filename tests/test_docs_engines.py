@@ -59,6 +59,23 @@ ENGINES = {
 }
 
 
+def test_links_within_the_page_lead_to_a_section() -> None:
+    """Those of the list at the top, too."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", PAGE, flags=re.M | re.S), re.M)
+    known = {re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-")) for heading in headings}
+    links = re.findall(r"\]\(#([^)]+)\)", PAGE)
+    assert len(links) > len(ENGINES)
+    assert set(links) <= known
+
+
+def test_every_engine_says_what_to_look_at_where_nothing_is_shown() -> None:
+    """Those with a plugin, whose ways of being silent differ."""
+    for title in ("vLLM", "SGLang"):
+        (steps,) = re.findall(r"^### It shows nothing\n\n((?:.+\n)+)", ENGINES[title].text, re.M)
+        assert {f"{title.upper()}_PLUGINS", "GRAPHPROBE"} <= set(re.findall(r"`(\w+)`", steps))
+        assert f"observes {title}" in steps
+
+
 @pytest.fixture(params=ENGINES)
 def section(request: pytest.FixtureRequest) -> Section:
     """Each engine of the page."""

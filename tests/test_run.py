@@ -115,7 +115,9 @@ def test_no_signal_is_ignored_that_was_not() -> None:
         ("./binary", 126, "graphprobe: cannot start './binary': Exec format error\n"),
     ],
 )
-def test_a_command_that_cannot_be_started(tmp_path: Path, command: str, status: int, said: str) -> None:
+def test_a_command_that_cannot_be_started_ends_as_in_a_shell(
+    tmp_path: Path, command: str, status: int, said: str
+) -> None:
     """One line, and the status that a shell has for it."""
     for name, mode in (("plain", 0o644), ("binary", 0o755)):
         (tmp_path / name).write_bytes(b"\0\1\2\3")
@@ -147,7 +149,9 @@ def test_without_a_command_or_with_an_option_that_is_not_ours_nothing_is_started
         ({"PATH": "/bin"}, {}, {"GRAPHPROBE_PORT": "9464", "PATH": "/bin"}),
     ],
 )
-def test_the_environment(given: dict[str, str], options: dict[str, Any], expected: dict[str, str]) -> None:
+def test_metrics_go_where_the_environment_or_an_option_says(
+    given: dict[str, str], options: dict[str, Any], expected: dict[str, str]
+) -> None:
     """The way of the metrics is the one that the environment has already, or the one that is asked for here."""
     ours = {"GRAPHPROBE": "1", "GRAPHPROBE_RUN": str(os.getpid()), "PYTHONPATH": FOLDER}
     asked: dict[str, Any] = {"port": None, "addr": None, "table": False} | options
@@ -196,7 +200,7 @@ def test_a_python_that_will_not_read_our_folder_is_started_all_the_same(site: Pa
     )
 
 
-def test_run_below_run(site: Path) -> None:
+def test_run_below_run_observes_once(site: Path) -> None:
     """Once is enough."""
     code = "import job, os; print(job.step()[1], os.environ['PYTHONPATH'].count('armed'))"
     done = run("--port=9470", "--", *RUN, "--", sys.executable, "-c", code, env=bare(site))
@@ -223,7 +227,7 @@ def tables(text: str) -> list[tuple[str, str]]:
     return list(zip(names, re.findall(r"^hit rate: (\d+ %)", text, re.M), strict=True))
 
 
-def test_a_table_at_the_end(site: Path) -> None:
+def test_a_table_is_shown_at_the_end_of_a_process_that_counted(site: Path) -> None:
     """Of a script that ends before anybody can ask, behind all that it has said; nothing where nothing was counted."""
     code = "import job, sys; job.step((1, 2)); print('last', file=sys.stderr)"
     out, err, status = python(code, below_run(site, table=True))
@@ -234,7 +238,7 @@ def test_a_table_at_the_end(site: Path) -> None:
     assert ("", "last\n", 0) == python(code, below_run(site))
 
 
-def test_the_table_of_a_decorated_forward() -> None:
+def test_the_table_shows_forwards_without_an_engine() -> None:
     """`graphprobe.observe` and `capture` need no engine for it."""
     code = "import graphprobe; graphprobe.observe('mine', [1]).eager_call(3, 'batch_too_large')"
     _, err, status = python(code, below_run(table=True))
@@ -242,7 +246,7 @@ def test_the_table_of_a_decorated_forward() -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
-def test_tables_of_children(site: Path, method: str) -> None:
+def test_each_child_shows_a_table_of_its_own(site: Path, method: str) -> None:
     """Each process has one of its own, with its name."""
     body = f"""
     import job, multiprocessing

@@ -95,7 +95,7 @@ def test_launches_are_counted(sentinel: Sentinel, graphs: ModuleType, ledger: Le
     assert sentinel.state().count == 3
 
 
-def test_placed_twice_counts_once(sentinel: Sentinel, graphs: ModuleType) -> None:
+def test_a_sentinel_that_is_placed_twice_counts_once(sentinel: Sentinel, graphs: ModuleType) -> None:
     """``place`` may be called by several engines, and by one several times."""
     sentinel.place("toy")
     sentinel.place("other")
@@ -103,7 +103,9 @@ def test_placed_twice_counts_once(sentinel: Sentinel, graphs: ModuleType) -> Non
     assert sentinel.launches() == 1
 
 
-def test_threads(sentinel: Sentinel, graphs: ModuleType, ledger: Ledger) -> None:
+def test_a_thread_sees_its_own_launches_and_the_process_loses_none(
+    sentinel: Sentinel, graphs: ModuleType, ledger: Ledger
+) -> None:
     """A thread sees its own launches only; the process loses none of eight threads."""
     seen = []
 
@@ -121,7 +123,9 @@ def test_threads(sentinel: Sentinel, graphs: ModuleType, ledger: Ledger) -> None
     assert (seen, sentinel.launches(), ledger.snapshot().replays_seen) == ([2_000] * 8, 0, 16_000)
 
 
-def test_without_a_gil(sentinel: Sentinel, graphs: ModuleType, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gil_launches_are_counted_under_a_lock(
+    sentinel: Sentinel, graphs: ModuleType, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a build without a GIL the process's count is taken under the lock of counts."""
     monkeypatch.setattr("graphprobe.sentinel.FREE_THREADED", True)
     monkeypatch.setattr("graphprobe.ledger.COUNT_LOCK", lock := Lock())
@@ -142,7 +146,7 @@ class Lock:
         pass
 
 
-def test_a_launch_that_fails(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_that_fails_is_not_counted(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine gets the error of its own graph; a launch that did not happen is none, and the next one counts."""
     graphs = stand_in(monkeypatch, graphs_module())
     fault = [RuntimeError("an illegal memory access")]
@@ -161,7 +165,7 @@ def test_a_launch_that_fails(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) ->
     assert sentinel.launches() == 1
 
 
-def test_remove(sentinel: Sentinel, graphs: ModuleType, ledger: Ledger) -> None:
+def test_all_is_as_before_once_the_last_engine_has_gone(sentinel: Sentinel, graphs: ModuleType, ledger: Ledger) -> None:
     """Once the last engine has gone, all is as before: the class, the hooks, and no count is told."""
     sentinel.place("other")
     sentinel.remove("toy")
@@ -177,7 +181,7 @@ def test_remove(sentinel: Sentinel, graphs: ModuleType, ledger: Ledger) -> None:
     assert (sentinel.launches(), ledger.snapshot().replays_seen) == (2, 2)
 
 
-def test_remove_gives_an_inherited_method_back(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inherited_method_is_given_back(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """A class that has no ``replay`` of its own has none afterwards."""
     graphs = stand_in(monkeypatch, graphs_module())
     graphs.CUDAGraph = type("CUDAGraph", (graphs.CUDAGraph,), {})
@@ -189,7 +193,7 @@ def test_remove_gives_an_inherited_method_back(ledger: Ledger, monkeypatch: pyte
     assert "replay" not in vars(graphs.CUDAGraph)
 
 
-def test_remove_below_another_tool(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_tool_put_upon_ours_stays_when_we_go(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """What another tool put upon ours stays; ours beneath it counts no more."""
     graphs = stand_in(monkeypatch, graphs_module())
     sentinel = Sentinel(ledger)
@@ -202,7 +206,7 @@ def test_remove_below_another_tool(ledger: Ledger, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("path", ["graph", "eager"])
-def test_passes_that_fit(sentinel: Sentinel, graphs: ModuleType, forward: Forward, path: str) -> None:
+def test_passes_that_fit_are_no_mismatch(sentinel: Sentinel, graphs: ModuleType, forward: Forward, path: str) -> None:
     """A graph call with one launch or many (piecewise), and an eager one without any, are as they should be."""
     assert sentinel.judges(forward)
     for launches in (1, 30) if path == "graph" else (0,):
@@ -222,7 +226,7 @@ def lie(sentinel: Sentinel, graphs: ModuleType, forward: Forward, path: str) -> 
 
 
 @pytest.mark.parametrize(("path", "word"), [("graph", "SGLANG_ENABLE_CUDA_GRAPH_DEDUP"), ("eager", "vision encoder")])
-def test_an_engine_that_lies(
+def test_passes_on_the_wrong_path_are_counted_and_told_once(
     sentinel: Sentinel,
     graphs: ModuleType,
     forward: Forward,
@@ -255,7 +259,7 @@ def test_launches_of_another_thread_confirm_nothing(sentinel: Sentinel, graphs: 
     assert forward.snapshot().unmatched == {"graph": 1}
 
 
-def test_ignored_passes(sentinel: Sentinel, graphs: ModuleType, forward: Forward) -> None:
+def test_ignored_passes_are_not_judged(sentinel: Sentinel, graphs: ModuleType, forward: Forward) -> None:
     """What is counted nowhere is not judged either."""
     with ignore():
         lie(sentinel, graphs, forward, "graph")
@@ -263,7 +267,9 @@ def test_ignored_passes(sentinel: Sentinel, graphs: ModuleType, forward: Forward
 
 
 @pytest.mark.parametrize("backend", ["cpu", "", "xpu"])
-def test_elsewhere_nothing_is_judged(sentinel: Sentinel, graphs: ModuleType, ledger: Ledger, backend: str) -> None:
+def test_nothing_is_judged_where_a_graph_is_no_launch(
+    sentinel: Sentinel, graphs: ModuleType, ledger: Ledger, backend: str
+) -> None:
     """Where a graph is no launch of CUDA's (SGLang's runner for CPUs), there is no judgement, and no metric of it."""
     forward = observe("toy", [4], source="engine", backend=backend, ledger=ledger).forward
     assert not sentinel.judges(forward)
@@ -272,7 +278,7 @@ def test_elsewhere_nothing_is_judged(sentinel: Sentinel, graphs: ModuleType, led
     assert forward.snapshot().unmatched == {}
 
 
-def test_before_it_is_placed(ledger: Ledger, graphs: ModuleType, forward: Forward) -> None:
+def test_nothing_is_told_before_it_is_placed(ledger: Ledger, graphs: ModuleType, forward: Forward) -> None:
     """Nothing is known, and nothing is told."""
     sentinel = Sentinel(ledger)
     lie(sentinel, graphs, forward, "graph")
@@ -280,7 +286,7 @@ def test_before_it_is_placed(ledger: Ledger, graphs: ModuleType, forward: Forwar
     assert (forward.snapshot().unmatched, ledger.snapshot().replays_seen) == ({}, None)
 
 
-def test_torch_without_devices(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_for_cpus_is_left_alone(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """A build of torch for CPUs launches nothing: its class is left alone, and 0 is not told as a count."""
     graphs = stand_in(monkeypatch, graphs_module(), cuda=None, hip=None)
     before = graphs.CUDAGraph.replay
@@ -288,7 +294,7 @@ def test_torch_without_devices(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) 
     assert (graphs.CUDAGraph.replay, ledger.snapshot().replays_seen) == (before, None)
 
 
-def test_torch_for_rocm(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_on_rocm_are_counted(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """ROCm's graphs are of the same class."""
     graphs = stand_in(monkeypatch, graphs_module(), cuda=None, hip="7.1")
     sentinel = Sentinel(ledger)
@@ -297,7 +303,9 @@ def test_torch_for_rocm(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None
     assert sentinel.launches() == 1
 
 
-def test_the_class_is_replaced(sentinel: Sentinel, graphs: ModuleType, forward: Forward, ledger: Ledger) -> None:
+def test_a_class_in_place_of_torchs_is_counted_from_then_on(
+    sentinel: Sentinel, graphs: ModuleType, forward: Forward, ledger: Ledger
+) -> None:
     """Another tool's class in place of torch's: the first graph call says that, nobody knows of it, the next count."""
     launched = []
     theirs = type("CUDAGraph", (), {"replay": lambda graph: launched.append(graph)})
@@ -319,7 +327,9 @@ def test_the_class_is_replaced(sentinel: Sentinel, graphs: ModuleType, forward: 
     assert vars(theirs)["replay"].__name__ == "<lambda>"
 
 
-def test_the_method_is_replaced(sentinel: Sentinel, graphs: ModuleType, forward: Forward) -> None:
+def test_a_method_in_place_of_torchs_counts_a_launch_once(
+    sentinel: Sentinel, graphs: ModuleType, forward: Forward
+) -> None:
     """A tool that launches by itself, or through the method that was there: a launch counts once, whoever is around."""
     theirs = graphs.CUDAGraph.replay
     through = [False]
@@ -333,7 +343,9 @@ def test_the_method_is_replaced(sentinel: Sentinel, graphs: ModuleType, forward:
     assert (counted, forward.snapshot().unmatched) == ([0, 1, 1], {})
 
 
-def test_the_method_is_wrapped(sentinel: Sentinel, graphs: ModuleType, forward: Forward) -> None:
+def test_a_wrapper_that_says_what_it_wraps_hides_nothing(
+    sentinel: Sentinel, graphs: ModuleType, forward: Forward
+) -> None:
     """A wrapper that says what it wraps hides nothing: a pass without a launch is a mismatch, nothing is rebound."""
     theirs = graphs.CUDAGraph.replay
     graphs.CUDAGraph.replay = wrapper = functools.wraps(theirs)(lambda graph: theirs(graph))
@@ -343,7 +355,7 @@ def test_the_method_is_wrapped(sentinel: Sentinel, graphs: ModuleType, forward: 
     assert sentinel.launches() == 1
 
 
-def test_a_class_that_cannot_be_counted(sentinel: Sentinel, graphs: ModuleType, forward: Forward) -> None:
+def test_a_class_that_cannot_be_counted_is_left_alone(sentinel: Sentinel, graphs: ModuleType, forward: Forward) -> None:
     """Where another tool's ``replay`` takes more than its graph it is left alone, and its passes are not judged."""
     theirs = type("CUDAGraph", (), {"replay": lambda graph, stream=None: stream})
     vars(sys.modules["torch.cuda"])["CUDAGraph"] = theirs
@@ -362,7 +374,7 @@ def test_a_subclass_counts_through_its_base(sentinel: Sentinel, graphs: ModuleTy
     assert (sentinel.launches(), forward.snapshot().unmatched) == (1, {"graph": 1})
 
 
-def test_failures_stay_here(
+def test_a_failure_of_ours_is_counted_and_not_seen_by_the_engine(
     sentinel: Sentinel, forward: Forward, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A fault of ours in a judgement is counted, and the engine sees nothing."""
@@ -372,7 +384,7 @@ def test_failures_stay_here(
     assert errors.internal_errors == {"sentinel.judge": 1}
 
 
-def test_a_torch_that_cannot_be_hooked(
+def test_a_torch_that_cannot_be_hooked_is_imported_all_the_same(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A torch of another shape is counted as a failure of ours; the import of torch goes on, and there is no count."""
@@ -392,7 +404,7 @@ def launch(graphs: ModuleType, times: int) -> None:
         graph.replay()
 
 
-def test_launches_and_no_call(
+def test_an_engine_that_launches_and_is_never_counted_is_told_of(
     sentinel: Sentinel, graphs: ModuleType, ledger: Ledger, forward: Forward, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An engine whose hooks are in place, that launches, and of which nothing was counted: one warning."""
@@ -405,7 +417,7 @@ def test_launches_and_no_call(
     assert "never called" in forward.snapshot().causes["unseen"]
 
 
-def test_launches_and_one_call(
+def test_an_engine_with_one_counted_call_is_not_told_of(
     sentinel: Sentinel, graphs: ModuleType, ledger: Ledger, forward: Forward, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A single counted call, graph or eager, and there is no such warning."""
@@ -415,7 +427,7 @@ def test_launches_and_one_call(
     assert caplog.text == ""
 
 
-def test_launches_where_the_engine_is_not(
+def test_launches_in_a_process_without_the_engine_are_not_told_of(
     sentinel: Sentinel, graphs: ModuleType, ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where no hook was bound the engine runs in another process: these launches are somebody else's."""
@@ -425,7 +437,7 @@ def test_launches_where_the_engine_is_not(
     assert caplog.text == ""
 
 
-def test_launches_before_any_forward(
+def test_an_engine_that_has_no_forward_yet_is_told_of(
     sentinel: Sentinel, graphs: ModuleType, ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nor need the engine have a forward yet; those of ``capture`` are not the engine's."""
@@ -438,7 +450,7 @@ def test_launches_before_any_forward(
 # ---- the real torch ----
 
 
-def test_waits_for_torch(tmp_path: Path) -> None:
+def test_torch_is_waited_for_and_not_imported(tmp_path: Path) -> None:
     """Before torch is there nothing is imported for it; with its import launches count."""
     for name, source in {
         "__init__": "from torch import version\nfrom torch import cuda\n",
@@ -470,7 +482,7 @@ def test_waits_for_torch(tmp_path: Path) -> None:
     assert (ended.stdout, ended.stderr) == ("1 [1]\n", "")
 
 
-def test_the_torch_that_is_installed(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_torch_that_is_installed_is_bound_and_given_back(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its class is bound where it is defined, keeps its signature, and is as before afterwards."""
     import torch
 
@@ -498,7 +510,7 @@ def source(version: str) -> ast.Module:
 
 
 @pytest.mark.parametrize("version", BELOW)
-def test_torch_below_the_hooks(version: str) -> None:
+def test_torch_without_hooks_has_a_replay_of_its_graph_alone(version: str) -> None:
     """The class is defined in this module, its ``replay`` takes nothing but the graph, and there is no hook to use."""
     tree = source(version)
     (kind,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "CUDAGraph")
@@ -507,7 +519,7 @@ def test_torch_below_the_hooks(version: str) -> None:
     assert not any(getattr(node, "name", "") == "register_graph_replay_end_hook" for node in tree.body)
 
 
-def test_torch_with_hooks(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hooks_of_torch_count_once_and_are_taken_back(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own ``replay`` and hooks of 2.14, over a launch that is a list's append: counted once, and taken back."""
     tree = source(HOOKS)
     wanted = {"_register_global_hook", "_run_global_hooks", "register_graph_replay_end_hook"}

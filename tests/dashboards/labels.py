@@ -21,7 +21,10 @@ SERIES = {"job", "instance", "rank"}
 """Labels that Prometheus, or the environment of a process, puts on every series."""
 
 
-ENGINES = {"vllm:iteration_tokens_total_count": {"job", "instance", "engine", "model_name"}}
+ENGINES = {
+    "vllm:iteration_tokens_total_count": {"job", "instance", "engine", "model_name"},
+    "sglang:cuda_graph_passes_total": {"job", "instance", "model_name", "mode"},
+}
 """Series of engines themselves that the runbook holds ours against."""
 
 

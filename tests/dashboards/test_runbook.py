@@ -89,22 +89,33 @@ def test_misses_are_listed_by_how_often_they_came(served: Served) -> None:
     assert {"degraded": [("3", "no_exact_bucket"), ("16", "capture_failed")], "off": []} == found
 
 
-def test_steps_are_held_against_what_the_engine_counts() -> None:
+@pytest.mark.parametrize(
+    ("own", "counted"),
+    [(ITERATIONS, {"vllm"}), ("sglang:cuda_graph_passes_total", {"sglang", "sglang.prefill"})],
+)
+def test_steps_are_held_against_what_the_engine_counts(own: str, counted: set[str]) -> None:
     """Of one query: each rank's steps on both paths, in every phase, over the iterations of all engines."""
-    (query,) = (query for query in QUERIES if ENGINES.keys() & {selector.name for selector, _ in selectors(query)})
+    (query,) = (query for query in QUERIES if own in {selector.name for selector, _ in selectors(query)})
+    assert own in ENGINES
     named = {selector.name: selector for selector, _ in selectors(query)}
-    assert {GRAPH_CALLS.name, EAGER_CALLS.name, ITERATIONS} == set(named)
+    assert {GRAPH_CALLS.name, EAGER_CALLS.name, own} == set(named)
+    forwards = ("vllm", "vllm.drafter", "sglang", "sglang.prefill", "sglang.drafter", "sglang.drafter.prefill")
     for name in (GRAPH_CALLS.name, EAGER_CALLS.name):
         assert {"job", "instance", "forward"} == {matcher.name for matcher in named[name].matchers.matchers}
-        assert matches(named[name], "forward", "vllm") and not matches(named[name], "forward", "vllm.drafter")
+        assert counted == {forward for forward in forwards if matches(named[name], "forward", forward)}
 
 
-def test_reasons_that_vllm_gives_have_advice_in_its_words() -> None:
+@pytest.mark.parametrize(
+    ("title", "sources"),
+    [("vLLM", ("vllm_answers",)), ("SGLang", ("sglang_reasons", "sglang_passes"))],
+)
+def test_reasons_that_an_engine_gives_have_advice_in_its_words(title: str, sources: tuple[str, ...]) -> None:
     """Each that its integration can give, save those that do not count and the one that is no reason."""
-    (table,) = re.findall(r"^In vLLM:\n\n(.*?)\n\n", SECTIONS[0], re.M | re.S)
-    source = (ROOT / "integrations" / "graphprobe_vllm_answers.py").read_text()
-    given = {FallbackReason[name] for name in re.findall(r"FallbackReason\.([A-Z_]+)", source)}
-    assert {str(r) for r in given if r.counted} - {"unknown"} == set(re.findall(r"^\| `(\w+)` \|", table, re.M))
+    (table,) = re.findall(rf"^In {title}:\n\n(.*?)\n\n", SECTIONS[0], re.M | re.S)
+    texts = [(ROOT / "integrations" / f"graphprobe_{name}.py").read_text() for name in sources]
+    given = {FallbackReason[name] for text in texts for name in re.findall(r"FallbackReason\.([A-Z_]+)", text)}
+    told = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\|[^|]*\|", table, re.M))))
+    assert {str(r) for r in given if r.counted} - {"unknown"} == told
 
 
 def test_an_empty_answer_is_an_engine_that_does_not_say(served: Served) -> None:

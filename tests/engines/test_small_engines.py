@@ -60,7 +60,7 @@ def scenario(name: str, folder: str) -> dict[str, Any]:
 def test_the_calls_of_nanovllm_are_counted_to_the_last(
     folder: str, name: str, graph: int, eager: int, raised: int, prefill: int
 ) -> None:
-    """As a GPU has shown them (docs/gpu.md), and as many replays as graph calls."""
+    """As a GPU has shown them (docs/gpu.md, "nano-vllm"), and as many replays as graph calls."""
     found = scenario(name, folder)
     calls = collections.Counter(found["calls"])
     have = (calls["decode graph"], calls["decode eager"], found["raised"], calls["prefill eager"])
