@@ -90,6 +90,7 @@ class Everything:
             kv_capacity_tokens=6,
             uncovered={"decode": 4},
             mismatches={4: 1},
+            unmatched={"graph": 1, "eager": 0},
         )
         return Snapshot({"decode": forward}, {"somewhere": 1}, {("engine", "dispatch"): True}, 9)
 
