@@ -235,9 +235,9 @@ class CudaBackend(Backend):
 def in_use() -> list[tuple[int, float]] | None:
     """Where torch's allocator has memory that is in use: first address and end of each block, ascending.
 
-    None with an allocator that does not tell.
+    None with an allocator that does not tell, and without a device.
     """
-    if torch.cuda.memory.get_allocator_backend() != "native":
+    if not torch.cuda.is_available() or torch.cuda.get_allocator_backend() != "native":
         return None
     blocks = (block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"])
     used = (block for block in blocks if block["state"].startswith("active"))
