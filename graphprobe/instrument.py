@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from graphprobe.errors import ERROR, WARNING, ConfigError, DidNotInstrument, internal_error, log
 from graphprobe.ledger import LEDGER, Ledger
@@ -33,10 +33,14 @@ INTEGRATIONS = {
 }
 """The engines, and the modules that observe them: each has an ``INTEGRATION``."""
 
+KEY = "_graphprobe"
+"""The attribute of an engine's object that holds what watches it."""
+
 PATIENCE = 100
 """Failures of our own in one process after which an integration switches itself off."""
 
 Function = Callable[..., Any]
+Watching = TypeVar("Watching")
 Handler = Callable[[Function], Function]
 """Makes what stands in the place of an engine's function, or of a method, of the original."""
 
@@ -115,6 +119,12 @@ class Patches:
             log(ERROR, "%s: nothing more is counted here, after %d failures of graphprobe", self.engine, PATIENCE)
         internal_error(f"{self.engine}.{where}", error)
 
+    @property
+    def placed(self) -> str:
+        """How many of the hooks whose modules are in use have their place, in words."""
+        bound = [is_bound for (engine, _), is_bound in self._ledger.hooks.copy().items() if engine == self.engine]
+        return f"{sum(bound)} of {len(bound)} hooks in place"
+
     def why(self, find: Callable[..., FallbackReason], *known: Any) -> FallbackReason:
         """The reason that ``find`` tells, or unknown: what it reads is private to the engine, and may have moved."""
         try:
@@ -160,6 +170,15 @@ class Patches:
         ours = functools.wraps(target)(_handler(hook.handler)(target))
         setattr(parent, attribute, ours)
         self._bound[hook.name] = (parent, attribute, ours, original)
+
+
+def kept(owner: Any, make: Callable[[Any], Watching]) -> Watching:
+    """What watches an object of an engine's, made at the first call. It lies on that object, and ends with it."""
+    found: Watching | None = vars(owner).get(KEY)
+    if found is None:
+        found = make(owner)
+        setattr(owner, KEY, found)
+    return found
 
 
 @dataclass(frozen=True)

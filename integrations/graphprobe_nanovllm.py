@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphprobe.instrument import Function, Hook, Integration, Patches
+from graphprobe.instrument import KEY, Function, Hook, Integration, Patches
 from graphprobe.observe import spans
 from graphprobe.reasons import FallbackReason
-from graphprobe_runner import KEY, UNSEEN, Books, Watch, captures, lost, stepped
+from graphprobe_runner import UNSEEN, Books, Watch, captures, lost, stepped
 
 ENGINE = "nanovllm"
 RUNNER = "nanovllm.engine.model_runner"

@@ -16,15 +16,12 @@ from graphprobe import __version__
 from graphprobe.buckets import Buckets
 from graphprobe.errors import INFO, log
 from graphprobe.export.route import route
-from graphprobe.instrument import Function, Patches
+from graphprobe.instrument import KEY, Function, Patches
 from graphprobe.ledger import LEDGER, Forward, Holder, ignore_active, ignored
 from graphprobe.observe import observe
 from graphprobe.reasons import FallbackReason
 from graphprobe.sentinel import SENTINEL
 from graphprobe.stopwatch import Stopwatch, free_bytes
-
-KEY = "_graphprobe"
-"""The attribute of a runner that holds what is kept of it, so that both end together."""
 
 UNSEEN = 16
 """Steps without one call of the forward, after which there is a warning."""
@@ -234,10 +231,9 @@ class Watch:
             hint = f"{self._patches.engine}: its calls are counted, but served nowhere: export GRAPHPROBE_PORT=9464"
             served = route(self.forward, rank, "", hint, shared=False)
         if rank == 0:
-            hooks = [bound for (engine, _), bound in LEDGER.hooks.copy().items() if engine == self._patches.engine]
             graphs = f"graphs up to {self.sizes[-1]}" if self.sizes else "no CUDA graphs"
-            text = "graphprobe %s observes %s: %s, %d of %d hooks in place, metrics: %s"
-            log(INFO, text, __version__, self._patches.release, graphs, sum(hooks), len(hooks), served)
+            text = "graphprobe %s observes %s: %s, %s, metrics: %s"
+            log(INFO, text, __version__, self._patches.release, graphs, self._patches.placed, served)
 
 
 def stepped(patches: Patches, owner: Any, watching: Callable[[Any], Watch | None]) -> None:

@@ -12,7 +12,7 @@ from graphprobe.instrument import Function
 from graphprobe.ledger import Forward
 from graphprobe.stopwatch import free_bytes
 from graphprobe_sglang import PATCHES
-from graphprobe_sglang_watch import Watch, watch_of
+from graphprobe_sglang_watch import Watch, by_tokens, draft_phase, watch_of
 
 failed = PATCHES.failed
 
@@ -101,7 +101,7 @@ def _open(graph: Any) -> Books | None:
         if not PATCHES.active:
             return None
         watch = watch_of(graph.model_runner)
-        forward = (watch.prefill if _tokens(graph) else watch.probe).forward
+        forward = (watch.prefill if by_tokens(graph) else watch.probe).forward
         return Books(forward, watch.costs.setdefault(forward.name, {}), graph)
     except Exception as error:
         failed("capture", error)
@@ -121,8 +121,8 @@ def _close(graph: Any, books: Books | None) -> None:
 
 def _keep(watch: Watch, graph: Any) -> None:
     """A drafter's own graphs belong to its worker, where nobody else finds them."""
-    if watch.drafts and not _tokens(graph):
-        watch.keep("draft_extend" if "Extend" in type(graph).__name__ else "draft", graph)
+    if watch.drafts and not by_tokens(graph):
+        watch.keep(draft_phase(graph), graph)
 
 
 def capturing() -> bool:
@@ -131,10 +131,6 @@ def capturing() -> bool:
         return True
     asked = getattr(sys.modules.get("sglang.srt.model_executor.cuda_graph_runner"), "get_is_capture_mode", None)
     return bool(asked is not None and asked())
-
-
-def _tokens(graph: Any) -> bool:
-    return getattr(graph, "capture_bs", None) is None
 
 
 def bucket(original: Function) -> Function:

@@ -13,7 +13,7 @@ from graphprobe_sglang import PATCHES
 from graphprobe_sglang_captures import capturing
 from graphprobe_sglang_passes import LOCAL, Pass
 from graphprobe_sglang_reasons import reason_draft
-from graphprobe_sglang_watch import watch_of
+from graphprobe_sglang_watch import draft_phase, watch_of
 
 failed = PATCHES.failed
 
@@ -23,7 +23,7 @@ def draft(original: Function) -> Function:
 
     def execute(graph: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
         runner, size = getattr(graph, "model_runner", None), getattr(forward_batch, "batch_size", 0)
-        now = _drafting(runner, size, _phase(graph))
+        now = _drafting(runner, size, draft_phase(graph))
         if now is None:
             return original(graph, forward_batch, *args, **kwargs)
         try:
@@ -54,10 +54,6 @@ def draft_step(original: Function) -> Function:
         return result
 
     return replay
-
-
-def _phase(graph: Any) -> str:
-    return "draft_extend" if "Extend" in type(graph).__name__ else "draft"
 
 
 def _drafting(runner: Any, size: int, phase: str) -> Pass | None:

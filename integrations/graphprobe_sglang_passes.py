@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from graphprobe.instrument import Function
+from graphprobe.instrument import KEY, Function
 from graphprobe.ledger import FREE_THREADED, LEDGER, ignore_active, ignored
 from graphprobe.observe import Probe
 from graphprobe.reasons import FallbackReason
@@ -13,7 +13,7 @@ from graphprobe.sentinel import SENTINEL
 from graphprobe_sglang import PATCHES
 from graphprobe_sglang_captures import capturing
 from graphprobe_sglang_reasons import reason_decode, reason_draft, reason_prefill
-from graphprobe_sglang_watch import KEY, Graphs, Usual, Watch, graph_runners, missed, watch_of
+from graphprobe_sglang_watch import Graphs, Usual, Watch, graph_runners, missed, watch_of
 
 UNSEEN = 16
 """Batches without a pass, after which there is a warning."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import weakref
 from bisect import bisect_left
@@ -11,16 +10,14 @@ from typing import Any
 from graphprobe import __version__, metrics
 from graphprobe.buckets import Buckets, decode_buckets
 from graphprobe.errors import INFO, WARNING, log
-from graphprobe.export.route import route
+from graphprobe.export.route import label_rank, route
+from graphprobe.instrument import kept
 from graphprobe.ledger import LEDGER, Forward
 from graphprobe.observe import Probe, observe, spans
 from graphprobe.sentinel import SENTINEL
 from graphprobe.stopwatch import Stopwatch
 from graphprobe.tools.paste import line
 from graphprobe_sglang import INTEGRATION, PATCHES
-
-KEY = "_graphprobe"
-"""The attribute of a runner that holds its watch, so that both end together."""
 
 HINT = "SGLang's passes are counted, but served nowhere: start it with --enable-metrics, or export GRAPHPROBE_PORT=9464"
 
@@ -40,7 +37,7 @@ class Graphs:
     def __init__(self, runner: Any) -> None:
         self.runner = weakref.ref(runner)
         self.exact = bool(getattr(runner, "disable_padding", False))
-        prefill = getattr(runner, "capture_bs", None) is None
+        prefill = by_tokens(runner)
         self.sizes = sorted(getattr(runner, "capture_num_tokens" if prefill else "capture_bs", None) or ())
         backend = type(getattr(runner, "backend", None)).__name__
         self.mode = MODES.get(backend) or LEGACY.get(type(runner).__name__, "full")
@@ -183,11 +180,10 @@ class Watch:
 
 
 def _say(forward: Forward, prefill: Graphs | None, served: str) -> None:
-    hooks = [bound for (engine, _), bound in LEDGER.hooks.copy().items() if engine == "sglang"]
     decode = f"decode graphs up to {forward.buckets.largest} requests" if forward.buckets else "no decode graphs"
     others = f"prefill graphs up to {prefill.sizes[-1]} tokens ({prefill.mode})" if prefill and prefill.sizes else ""
-    text = "graphprobe %s observes SGLang %s: %s, %s, %d of %d hooks in place, metrics: %s"
-    values = (__version__, INTEGRATION.found(), decode, others or "no prefill graphs", sum(hooks), len(hooks), served)
+    text = "graphprobe %s observes SGLang %s: %s, %s, %s, metrics: %s"
+    values = (__version__, INTEGRATION.found(), decode, others or "no prefill graphs", PATCHES.placed, served)
     log(INFO, text, *values)
 
 
@@ -198,6 +194,16 @@ def graph_runners(runner: Any) -> tuple[Any, Any]:
     return decode, found.get("prefill_cuda_graph_runner", found.get("piecewise_cuda_graph_runner"))
 
 
+def by_tokens(graph: Any) -> bool:
+    """Whether a runner of SGLang's has its graphs by tokens, as that of prefill, and not by requests."""
+    return getattr(graph, "capture_bs", None) is None
+
+
+def draft_phase(graph: Any) -> str:
+    """What a drafter's own graphs are for."""
+    return "draft_extend" if "Extend" in type(graph).__name__ else "draft"
+
+
 def kv_tokens(runner: Any) -> int | None:
     """Tokens that the KV cache holds."""
     found = getattr(runner, "max_total_num_tokens", None)
@@ -206,12 +212,7 @@ def kv_tokens(runner: Any) -> int | None:
 
 def watch_of(runner: Any) -> Watch:
     """The watch of a model runner, made at the first call."""
-    found = vars(runner).get(KEY)
-    if found is None:
-        found = Watch(runner)
-        setattr(runner, KEY, found)
-    assert isinstance(found, Watch)
-    return found
+    return kept(runner, Watch)
 
 
 def _rank(arguments: Any, runner: Any) -> int:
@@ -220,9 +221,7 @@ def _rank(arguments: Any, runner: Any) -> int:
     size = int(getattr(arguments, "dp_size", 1) or 1)
     if size > 1 and not getattr(arguments, "enable_dp_attention", False):
         rank += _replica(runner) * int(getattr(arguments, "tp_size", 1)) * int(getattr(arguments, "pp_size", 1))
-        if "rank" not in metrics.constant_labels():
-            labels = os.environ.get("GRAPHPROBE_LABELS", "")
-            os.environ["GRAPHPROBE_LABELS"] = f"{labels},rank={rank}" if labels else f"rank={rank}"
+        label_rank(rank)
     return rank
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib
 import logging
 import math
-import os
 from typing import Any
 
-from graphprobe import __version__, metrics
-from graphprobe.export.route import route
+from graphprobe import __version__
+from graphprobe.export.route import label_rank, route
 from graphprobe.instrument import Function
-from graphprobe.ledger import LEDGER
 from graphprobe.sentinel import SENTINEL
 from graphprobe_vllm import INTEGRATION, PATCHES
 from graphprobe_vllm_watch import OUTSIDE, Watch, watch_of
@@ -62,12 +60,11 @@ def publish(watch: Watch, worker: Any, base: Any) -> None:
 
 def _say(watch: Watch, served: str) -> None:
     """That it is on, in the log of vLLM, whose own logger shows more than warnings."""
-    hooks = [bound for (engine, _), bound in LEDGER.hooks.copy().items() if engine == "vllm"]
     runner = "Model Runner V2" if watch.manager is not None else "model runner V1"
     buckets = watch.probe.forward.buckets
     graphs = f"sizes up to {buckets.largest} tokens" if buckets else "no CUDA graphs (cudagraph_mode NONE)"
-    text = "graphprobe %s observes vLLM %s: %s, %s, %d of %d hooks in place, metrics: %s"
-    values = (__version__, INTEGRATION.found(), runner, graphs, sum(hooks), len(hooks), served)
+    text = "graphprobe %s observes vLLM %s: %s, %s, %s, metrics: %s"
+    values = (__version__, INTEGRATION.found(), runner, graphs, PATCHES.placed, served)
     logging.getLogger("vllm.graphprobe").info(text, *values)
 
 
@@ -90,7 +87,6 @@ def _rank(parallel: Any, base: Any) -> int:
     rank = int(getattr(base, "global_rank", getattr(base, "rank", 0)) or 0)
     engine = int(getattr(parallel, "data_parallel_index", getattr(parallel, "data_parallel_rank", 0)) or 0)
     rank += engine * int(getattr(parallel, "world_size", 1))
-    labels = os.environ.get("GRAPHPROBE_LABELS", "")
-    if engine and "rank" not in metrics.constant_labels():
-        os.environ["GRAPHPROBE_LABELS"] = f"{labels},rank={rank}" if labels else f"rank={rank}"
+    if engine:
+        label_rank(rank)
     return rank

@@ -9,14 +9,14 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from graphprobe.instrument import Function
+from graphprobe.instrument import KEY, Function
 from graphprobe.observe import Probe
 from graphprobe.reasons import FallbackReason
 from graphprobe.sentinel import SENTINEL
 from graphprobe_vllm import PATCHES
 from graphprobe_vllm_answers import phase
 from graphprobe_vllm_start import publish
-from graphprobe_vllm_watch import KEY, Watch, watch_of
+from graphprobe_vllm_watch import Watch, watch_of
 
 failed = PATCHES.failed
 

@@ -7,15 +7,13 @@ import weakref
 from typing import Any
 
 from graphprobe.buckets import Buckets
+from graphprobe.instrument import kept
 from graphprobe.ledger import LEDGER
 from graphprobe.observe import Probe, observe
 from graphprobe.sentinel import SENTINEL
 from graphprobe.stopwatch import Stopwatch
 from graphprobe_vllm import PATCHES
 from graphprobe_vllm_answers import ask_v2, breakable, modes, off, padding
-
-KEY = "_graphprobe"
-"""The attribute of a runner that holds its watch, so that both end together."""
 
 UNSEEN = 16
 """Steps whose decision nobody saw, after which there is a warning."""
@@ -118,12 +116,7 @@ class Watch:
 
 def watch_of(runner: Any) -> Watch:
     """The watch of a runner, made at the first call."""
-    found = vars(runner).get(KEY)
-    if found is None:
-        found = Watch(runner)
-        setattr(runner, KEY, found)
-    assert isinstance(found, Watch)
-    return found
+    return kept(runner, Watch)
 
 
 def sizes(manager: Any, dispatcher: Any, compilation: Any) -> Buckets | None:

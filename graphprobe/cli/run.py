@@ -40,10 +40,10 @@ Command = Annotated[list[str], typer.Argument(metavar="COMMAND", help="What is s
 def run(command: Command, port: Port = None, addr: Addr = None, table: Shown = False) -> None:
     """Start COMMAND with the engines that it imports observed.
 
-    These are SGLang, mini-sglang, nano-vllm and vLLM.
-    So are its children in Python, however they are started, as long as they keep the environment. This process becomes
-    COMMAND: process id, signals, exit status, standard input and output are its own. Options after COMMAND are not
-    ours. Exit status 127: COMMAND was not found; 126: it cannot be executed.
+    They are SGLang, mini-sglang, nano-vllm and vLLM. Observed, too, are its children in Python, however they are
+    started, as long as they keep the environment. This process becomes COMMAND: process id, signals, exit status,
+    standard input and output are its own. Options after COMMAND are not ours. Exit status 127: COMMAND was not found;
+    126: it cannot be executed.
     """
     environment = armed(os.environ, port, addr, table)
     if (option := isolated(command)) is not None:

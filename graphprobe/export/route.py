@@ -7,6 +7,7 @@ import os
 import stat
 import tempfile
 
+from graphprobe import metrics
 from graphprobe.errors import WARNING, ExporterError, log
 from graphprobe.ledger import Forward
 
@@ -39,6 +40,13 @@ def route(forward: Forward, rank: int, page: str, hint: str, *, shared: bool = T
         setting = f"PROMETHEUS_MULTIPROC_DIR={directory}" if directory else " ".join(own)
         forward.explain("route", f"its steps are counted, but served nowhere: {setting}: {error}")
     return "nowhere"
+
+
+def label_rank(rank: int) -> None:
+    """Have all series of this process say ``rank``, where torch.distributed numbers less than the whole server."""
+    if "rank" not in metrics.constant_labels():
+        labels = os.environ.get("GRAPHPROBE_LABELS", "")
+        os.environ["GRAPHPROBE_LABELS"] = f"{labels},rank={rank}" if labels else f"rank={rank}"
 
 
 def _own_folder(port: int) -> str:
